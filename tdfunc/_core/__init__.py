@@ -1,0 +1,1 @@
+"""The data structure: schema, leaves, statics, batch size. Knows no operation."""

@@ -1,0 +1,144 @@
+"""Batch sizes: what a user may write, and the rank rule on a node.
+
+`settle` is where a node that a pytree function rebuilt learns its batch size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core._torch import is_compiling
+from tdfunc.errors import BatchSizeError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tdfunc._core.schema import Schema
+    from tdfunc.typing import DimNames, Path
+
+__all__ = ["as_names", "as_size", "misfit", "refit", "settle"]
+
+
+def as_size(value: Any, name: str = "batch_size") -> torch.Size:
+    """Return an int or a sequence of ints as a `torch.Size`.
+
+    Raises:
+        OptionError: it is something else, or a size is negative.
+    """
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        value = (value,)
+    try:
+        size = torch.Size(value)
+    except TypeError:
+        raise OptionError(
+            f"{name} is not a size",
+            expected="an int or a sequence of ints",
+            got=repr(value),
+        ) from None
+    if any([dim < 0 for dim in size]):
+        raise OptionError(f"{name} has a negative dim", expected=">= 0", got=list(size))
+    return size
+
+
+def as_names(names: DimNames | None, dims: int) -> tuple[str | None, ...] | None:
+    """Return dim names as a tuple, or None when no dim has one.
+
+    Raises:
+        OptionError: the number of names is not `dims`, a name is neither a string
+            nor None, or two dims have the same name.
+    """
+    if names is None:
+        return None
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if len(given) != dims:
+        raise OptionError(
+            "the names do not fit the batch dims",
+            expected=f"{dims} names, one (or None) for every batch dim",
+            got=list(given),
+        )
+    if any([n is not None and not (isinstance(n, str) and n) for n in given]):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(
+            "a dim name is no name", expected="non-empty strings or None", got=given
+        )
+    used = [n for n in given if n is not None]
+    if len(set(used)) < len(used):
+        raise OptionError("two dims have the same name", got=list(given))
+    return given if used else None
+
+
+def misfit(path: Path, shape: Sequence[int], batch_size: torch.Size) -> BatchSizeError:
+    """Return the error for a leaf that does not start with the batch size."""
+    shape = tuple(shape)
+    nb = 0
+    while nb < len(shape) and nb < len(batch_size) and shape[nb] == batch_size[nb]:
+        nb += 1
+    if shape:
+        fix = f"batch_size={list(shape[:nb])} fits this leaf"
+    else:
+        fix = "expand the value to the batch size: torch.full(batch_size, value)"
+    return BatchSizeError(
+        "the leaf does not start with the batch size of its node",
+        path=path,
+        expected=f"a shape that starts with {list(batch_size)}",
+        got=f"shape {list(shape)}",
+        fix=fix,
+    )
+
+
+def settle(schema: Schema, leaves: tuple[Any, ...]) -> tuple[Schema, torch.Size]:
+    """Return the true schema and batch size of leaves that a transform made.
+
+    The fast path, taken when every leaf changed by the same number of dims, returns
+    `schema` itself.
+    """
+    ranks = schema.ranks()
+    shapes: list[Any] = [
+        x.shape if isinstance(x, torch.Tensor) else None for x in leaves
+    ]
+    if None not in shapes and not schema.extra:
+        first = shapes[0]
+        batch = len(first) - ranks[0]
+        if batch >= 0 and all(
+            [len(s) - r == batch for s, r in zip(shapes, ranks, strict=True)]
+        ):
+            size = first[:batch]
+            if batch == 0 or all([s[:batch] == size for s in shapes]):
+                return schema, size
+    true, batch = schema.settled(_constants(shapes))
+    size = next((x.shape for x in leaves if isinstance(x, torch.Tensor)), torch.Size())
+    return true, size[:batch]
+
+
+def refit(schema: Schema, leaves: tuple[torch.Tensor, ...], dims: int) -> Schema:
+    """Return the schema of leaves of other ranks with `dims` batch dims in front."""
+    return schema.settled(_constants([leaf.shape for leaf in leaves]), dims)[0]
+
+
+def _constants(shapes: list[Any]) -> tuple[tuple[int, ...] | None, ...]:
+    """Return shapes that `Schema.settled` can take.
+
+    While compiling, sizes are symbolic and the schema takes constants only. All it
+    needs to know is which sizes are equal at the same position, so each size is
+    replaced by a number that says so.
+    """
+    if not is_compiling():
+        return tuple([None if shape is None else tuple(shape) for shape in shapes])
+    seen: list[list[Any]] = []
+    return tuple([None if shape is None else _numbered(shape, seen) for shape in shapes])
+
+
+def _numbered(shape: Any, seen: list[list[Any]]) -> tuple[int, ...]:
+    row: list[int] = []
+    for at, size in enumerate(shape):
+        if at == len(seen):
+            seen.append([])
+        number = next((i for i, old in enumerate(seen[at]) if size == old), -1)
+        if number < 0:
+            number = len(seen[at])
+            seen[at].append(size)
+        row.append(number)
+    return tuple(row)

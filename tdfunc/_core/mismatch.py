@@ -1,0 +1,77 @@
+"""Say how trees that should have the same entries differ: all differences at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tdfunc._core.schema import STATIC, Schema
+from tdfunc.errors import StructureError, show_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tdfunc._core.node import Node
+    from tdfunc.typing import Path
+
+__all__ = ["check_same_entries", "differences"]
+
+
+def differences(expected: Schema, got: Schema) -> list[str]:
+    """Return one line for every entry that only one has, or that differs in kind."""
+    left, right = _kinds(expected), _kinds(got)
+    lines = [
+        f"{show_path(path)} is missing" for path in left if _is_first(path, right)
+    ]
+    lines += [
+        f"{show_path(path)} is extra" for path in right if _is_first(path, left)
+    ]
+    lines += [
+        f"{show_path(path)} is {right[path]}, not {kind}"
+        for path, kind in left.items()
+        if path in right and right[path] != kind
+    ]
+    return lines
+
+
+def check_same_entries(
+    nodes: Sequence[Node], what: str, *, fix: str | None = None
+) -> None:
+    """Raise unless all nodes have the entries of the first.
+
+    Raises:
+        StructureError: listing every missing, extra and different entry of every
+            node.
+    """
+    first = nodes[0]._schema
+    lines: list[str] = []
+    for i, node in enumerate(nodes[1:], start=1):
+        if not first.matches(node._schema):
+            found = differences(first, node._schema)
+            if type(nodes[0]) is not type(node):
+                found.append(f"it is a {type(node).__name__}")
+            lines.append(f"argument {i}: {', '.join(found)}")
+    if lines:
+        raise StructureError(
+            what,
+            expected=f"the entries of argument 0, a {type(nodes[0]).__name__}",
+            got="; ".join(lines),
+            fix=fix,
+        )
+
+
+def _kinds(schema: Schema) -> dict[Path, str]:
+    kinds: dict[Path, str] = {}
+    for path, kid, *_ in schema.walk():
+        kinds[path] = _kind(kid)
+    return kinds
+
+
+def _kind(kid: Any) -> str:
+    if isinstance(kid, Schema):
+        return f"a {kid.cls.__name__}"
+    return "a static" if kid == STATIC else "a tensor"
+
+
+def _is_first(path: Path, theirs: dict[Path, str]) -> bool:
+    """Return whether `path` is the topmost entry that `theirs` lacks."""
+    return path not in theirs and (len(path) == 1 or path[:-1] in theirs)

@@ -1,0 +1,453 @@
+"""The abstract node: five slots, a trusted constructor, reading, no writing.
+
+A node is `(schema, leaves, statics, batch_size, names)`. Everything that acts on
+nodes is a function elsewhere; what is here is what storage itself can answer.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+
+import torch
+
+from tdfunc._core.batch import settle
+from tdfunc._core.keys import as_path, is_key, short
+from tdfunc._core.pickling import pack_leaves, unpack_leaves
+from tdfunc._core.schema import STATIC, Found, Schema
+from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
+from tdfunc.errors import (
+    ImmutableError,
+    MissingKeyError,
+    OperandError,
+    PathThroughLeafError,
+    PureNameError,
+    nearest,
+    show_path,
+)
+from tdfunc.typing import MISSING
+
+if TYPE_CHECKING:
+    from tdfunc.typing import Index, Path
+
+__all__ = ["Node", "NodeT", "entry_at", "make", "missing"]
+
+NodeT = TypeVar("NodeT", bound="Node")
+
+# Names of the peer's mutable API, and what to write instead. Any other name that
+# ends in an underscore is answered by dropping it.
+PURE_SPELLINGS = {
+    "apply_": "td = td.apply(fn)",
+    "clear": "td = TensorDict({}, batch_size=td.batch_size)",
+    "clear_device_": "nothing to do: the device is that of the leaves",
+    "copy_": "td = td.update(other)",
+    "copy_at_": "td = td.at[index].set(other)",
+    "create_nested": "td = td.set(key, {})",
+    "del_": "td = td.drop(key)",
+    "fill_": "td = td.set(key, torch.full_like(td[key], value))",
+    "load_": "td = tdfunc.load(path)",
+    "load_memmap_": "td = tdfunc.load_memmap(path)",
+    "lock_": "nothing to do: a tree never changes",
+    "memmap_": "td = td.memmap(path)",
+    "memmap_refresh_": "td = tdfunc.load_memmap(path)",
+    "pop": "value, td = td[key], td.drop(key)",
+    "popitem": "value, td = td[key], td.drop(key)",
+    "rename_key_": "td = td.rename_key(old, new)",
+    "requires_grad_": "tdfunc.grad differentiates without marking leaves",
+    "set_": "td = td.set(key, value)",
+    "set_at_": "td = td.at[index].set({key: value})",
+    "setdefault": "td = td if key in td else td.set(key, value)",
+    "share_memory_": "td = tdfunc.io.share(td)",
+    "unlock_": "nothing to do: every operation returns a new tree",
+    "update_": "td = td.update(other)",
+    "update_at_": "td = td.at[index].set(other)",
+    "zero_": "td = torch.zeros_like(td)",
+    "zero_grad": "nothing to do: gradients are results, not state",
+}
+
+
+class Node:
+    """An immutable tree of tensors that share leading batch dims.
+
+    Abstract: the classes that users make are bound in `tdfunc._tensordict`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_batch_size",
+        "_leaves",
+        "_names",
+        "_schema",
+        "_statics",
+    )
+
+    # NumPy hands `array + tree` over instead of looping over the array.
+    __array_ufunc__ = None
+
+    _plain: ClassVar[type[Node]]
+
+    _schema: Schema
+    _leaves: tuple[Any, ...]
+    _statics: Statics
+    _batch_size: torch.Size | None  # None until something asks, after unflatten
+    _names: tuple[str | None, ...] | None  # aligned with the last batch dims
+
+    def __init_subclass__(cls, *, plain: bool = False, **kwargs: Any) -> None:
+        """Register the class; `plain` makes it the class of nested mappings."""
+        super().__init_subclass__(**kwargs)
+        if plain:
+            Node._plain = cls
+
+    # Size
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The leading dims that all leaves share, a `torch.Size`."""
+        size = self._batch_size
+        return _settle(self) if size is None else size
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size, under torch's name."""
+        return self.batch_size
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dims."""
+        return len(self.batch_size)
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dims, under torch's name."""
+        return len(self.batch_size)
+
+    def dim(self) -> int:
+        """Return the number of batch dims, under torch's name."""
+        return len(self.batch_size)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the batch size, or the size of one batch dim.
+
+        Raises:
+            IndexError: `dim` is not a batch dim.
+        """
+        return self.batch_size if dim is None else self.batch_size[dim]
+
+    def numel(self) -> int:
+        """Return the number of rows: the product of the batch size (1 if empty)."""
+        return prod(self.batch_size)
+
+    def __len__(self) -> int:
+        """Return the size of the first batch dim, 0 if there is none."""
+        size = self.batch_size
+        return size[0] if size else 0
+
+    @property
+    def names(self) -> tuple[str | None, ...] | None:
+        """The names of the batch dims, None if no dim has one."""
+        names = self._names
+        if names is None:
+            return None
+        dims = len(self.batch_size)
+        if len(names) > dims:
+            names = names[len(names) - dims :]
+        elif len(names) < dims:
+            names = (None,) * (dims - len(names)) + names
+        return names if any([n is not None for n in names]) else None
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device that all leaves share, None if they differ or there are none."""
+        found: torch.device | None = None
+        for leaf in self._leaves:
+            if isinstance(leaf, torch.Tensor):
+                if found is None:
+                    found = leaf.device
+                elif leaf.device != found:
+                    return None
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that all leaves share, None if they differ or there are none."""
+        found: torch.dtype | None = None
+        for leaf in self._leaves:
+            if isinstance(leaf, torch.Tensor):
+                if found is None:
+                    found = leaf.dtype
+                elif leaf.dtype != found:
+                    return None
+        return found
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any leaf takes part in autograd."""
+        return any(
+            [isinstance(x, torch.Tensor) and x.requires_grad for x in self._leaves]
+        )
+
+    # Reading
+
+    def __getitem__(self, key: Index | str | Path) -> Any:
+        """Return an entry (by key or path) or the tree at an index of batch dims."""
+        if isinstance(key, str) or (
+            isinstance(key, tuple) and key and isinstance(key[0], (str, tuple))
+        ):
+            slot = self._schema.slots.get(key)
+            if slot is not None:
+                return self._leaves[slot]
+            if is_key(key):
+                return entry_at(self, as_path(key))
+        return self._at_index(key)
+
+    def _at_index(self, index: Any) -> Any:
+        """Return the tree at `index`; bound with the operations."""
+        raise NotImplementedError
+
+    def get(self, key: str | Path, default: Any = MISSING) -> Any:
+        """Return the entry at a key or path, `default` (None) if there is none.
+
+        Raises:
+            InvalidKeyError: `key` is not a key or path.
+            PathThroughLeafError: the path goes on below a leaf and no default was
+                given.
+
+        Examples:
+            >>> import torch
+            >>> from tdfunc import TensorDict
+            >>> TensorDict(a=torch.ones(2)).get("b", 0)
+            0
+        """
+        path = as_path(key)
+        if self._schema.find(path) is not None:
+            return entry_at(self, path)
+        if default is not MISSING:
+            return default
+        if self._schema.blocked(path) is not None:
+            raise missing(self, path)
+        return None
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is an entry at a key or path."""
+        if not is_key(key):
+            raise OperandError(
+                "only keys and paths can be looked for in a tree",
+                expected="a string or a tuple of strings",
+                got=type(key).__name__,
+                fix="(td == value).any() looks for values",
+            )
+        return self._schema.find(as_path(key)) is not None
+
+    def keys(
+        self,
+        include_nested: bool = False,  # noqa: FBT001, FBT002 - the peer's signature
+        leaves_only: bool = False,  # noqa: FBT001, FBT002
+        *,
+        sort: bool = False,
+    ) -> tuple[Any, ...]:
+        """Return the keys in the order in which they were written.
+
+        Args:
+            include_nested: also the paths inside nested nodes, as tuples, parents
+                before children.
+            leaves_only: only the entries that are tensors.
+            sort: in sorted order.
+
+        Examples:
+            >>> from tdfunc import TensorDict
+            >>> TensorDict({"b": {"c": 1}, "a": 2, "s": "x"}).keys(True)
+            ('b', ('b', 'c'), 'a', 's')
+        """
+        return self._schema.names(bool(include_nested), bool(leaves_only), bool(sort))
+
+    def values(
+        self,
+        include_nested: bool = False,  # noqa: FBT001, FBT002 - the peer's signature
+        leaves_only: bool = False,  # noqa: FBT001, FBT002
+        *,
+        sort: bool = False,
+    ) -> tuple[Any, ...]:
+        """Return the entries, in the order of `keys` with the same arguments."""
+        steps = self._schema.listed(bool(include_nested), bool(leaves_only), bool(sort))
+        return tuple([entry_at(self, step.path) for step in steps])
+
+    def items(
+        self,
+        include_nested: bool = False,  # noqa: FBT001, FBT002 - the peer's signature
+        leaves_only: bool = False,  # noqa: FBT001, FBT002
+        *,
+        sort: bool = False,
+    ) -> tuple[tuple[Any, Any], ...]:
+        """Return pairs of key and entry, in the order of `keys`."""
+        steps = self._schema.listed(bool(include_nested), bool(leaves_only), bool(sort))
+        return tuple([(short(s.path), entry_at(self, s.path)) for s in steps])
+
+    def is_empty(self) -> bool:
+        """Return whether the tree holds neither a tensor nor a static."""
+        return not self._schema.n and not self._schema.m
+
+    def __bool__(self) -> NoReturn:
+        raise OperandError(
+            "a tree has no truth value",
+            fix="(a == b).all() for values, td.is_empty() for entries, "
+            "a.equal(b) for whole trees",
+        )
+
+    # No writing
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        if is_key(key):
+            raise ImmutableError(
+                "a tree can not be changed",
+                path=as_path(key),
+                fix=f"td = td.set({key!r}, value)",
+            )
+        raise ImmutableError(
+            "a tree can not be changed",
+            fix="td = td.at[index].set(value), which returns a new tree",
+        )
+
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise ImmutableError(
+            "a tree can not be changed", fix=f"td = td.drop({key!r})"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Called only for names that are not there.
+        pure = PURE_SPELLINGS.get(name)
+        if pure is None and name.endswith("_") and not name.endswith("__"):
+            bare = name[:-1]
+            if hasattr(type(self), bare):
+                pure = f"td = td.{bare}(...)"
+        if pure is not None:
+            raise PureNameError(f"{name!r} would change the tree", fix=pure)
+        known = [n for n in dir(type(self)) if not n.startswith("_")]
+        message = f"{type(self).__name__} has no attribute {name!r}"
+        if not name.startswith("_"):
+            message += f" (nearest: {nearest(name, known)})"
+            if name in self._schema.index:
+                raise PureNameError(message, fix=f"td[{name!r}] reads the entry")
+        raise PureNameError(message)
+
+    # Copies and pickles
+
+    def __copy__(self: NodeT) -> NodeT:
+        return self
+
+    def __deepcopy__(self: NodeT, memo: dict[int, Any]) -> NodeT:
+        size = self.batch_size
+        values = deepcopy(self._statics.values, memo)
+        leaves = deepcopy(self._leaves, memo)
+        statics = rebuild_statics(values)
+        return make(self._schema, leaves, statics, size, self._names)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self.batch_size  # noqa: B018 - settles, so that the pickle holds the truth
+        leaves = pack_leaves(self._leaves, int(protocol))
+        parts = (self._schema, leaves, self._statics)
+        return restore, (*parts, tuple(self.batch_size), self._names)
+
+
+def make(
+    schema: Schema,
+    leaves: tuple[Any, ...],
+    statics: Statics,
+    batch_size: torch.Size | None,
+    names: tuple[str | None, ...] | None,
+) -> Any:
+    """Return a node of `schema.cls` without checking anything.
+
+    `batch_size` None leaves it to be settled by the rank rule when it is read.
+    """
+    # Dynamo can rebuild an object only if it knows where its class came from, and
+    # what a schema says is a constant to it: the class is taken from `Node` instead.
+    plain = Node._plain
+    cls = schema.cls
+    node: Any = object.__new__(plain if cls is plain else cls)
+    node._schema = schema
+    node._leaves = leaves
+    node._statics = statics
+    node._batch_size = batch_size
+    node._names = names
+    return node
+
+
+def restore(
+    schema: Schema,
+    leaves: Any,
+    statics: Statics,
+    batch_size: tuple[int, ...],
+    names: tuple[str | None, ...] | None,
+) -> Node:
+    """Return an unpickled node."""
+    return make(schema, unpack_leaves(leaves), statics, torch.Size(batch_size), names)
+
+
+def entry_at(node: Node, path: Path) -> Any:
+    """Return the entry at `path`: a tensor, a static value, or a node.
+
+    Raises:
+        MissingKeyError: there is no such entry.
+        PathThroughLeafError: the path goes on below a leaf.
+    """
+    found = node._schema.find(path)
+    if found is None:
+        raise missing(node, path)
+    kid = found.kid
+    if isinstance(kid, Schema):
+        return _node_at(node, path)
+    if kid == STATIC:
+        return node._statics.values[found.slo]
+    return node._leaves[found.lo]
+
+
+def missing(node: Node, path: Path) -> MissingKeyError | PathThroughLeafError:
+    """Return the error for a path at which there is no entry."""
+    schema = node._schema
+    leaf = schema.blocked(path)
+    if leaf is not None:
+        found = schema.find(leaf)
+        kind = "a static value" if found and found.kid == STATIC else "a tensor"
+        return PathThroughLeafError(
+            f"the path goes on below {show_path(leaf)}, which is {kind}",
+            path=path,
+            expected="a node",
+            got=kind,
+        )
+    return MissingKeyError(
+        "there is no such entry",
+        path=path,
+        expected=nearest(path[-1], schema.node_keys(path)),
+    )
+
+
+def _node_at(node: Node, path: Path) -> Any:
+    # Settling may exchange the schema, so it comes before the place is looked up.
+    size = node.batch_size
+    found = node._schema.find(path)
+    assert found is not None
+    leaves = node._leaves[found.lo : found.hi]
+    names = node._names
+    if found.surplus:
+        first = next((x for x in leaves if isinstance(x, torch.Tensor)), None)
+        if first is not None:
+            size = first.shape[: len(size) + found.surplus]
+            if names is not None:
+                names = (*(node.names or ()), *(None,) * found.surplus)
+    statics = NO_STATICS
+    if found.slo != found.shi:
+        statics = node._statics.part(found.slo, found.shi)
+    return make(found.kid, leaves, statics, size, names)  # pyright: ignore[reportArgumentType]
+
+
+def _settle(node: Node) -> torch.Size:
+    """Find and keep the batch size of a node that a pytree function made.
+
+    Every thread that comes here at once finds the same, and the schema is stored
+    before the size: who sees the size sees the schema that belongs to it.
+    """
+    schema, size = settle(node._schema, node._leaves)
+    node._schema = schema
+    node._batch_size = size
+    return size

@@ -1,0 +1,85 @@
+"""Leaves as picklable parts, with their bytes as out-of-band buffers.
+
+Protocol 5 lets a receiver map a buffer instead of copying it; torch's own pickling
+of tensors does not offer its bytes that way. Each plain leaf becomes
+`(buffer, dtype, shape)`; what is not a plain CPU tensor goes through torch.
+"""
+
+from __future__ import annotations
+
+from pickle import PickleBuffer
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["pack_leaves", "unpack_leaves"]
+
+_BUFFER_PROTOCOL = 5
+
+Packed: TypeAlias = tuple[list[Any], tuple[int, ...]]
+
+
+def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Any:
+    """Return `leaves` in the form to be pickled.
+
+    A view sends its own elements, never the storage behind it. A leaf that occurs
+    twice is sent once and stays one tensor.
+    """
+    if protocol < _BUFFER_PROTOCOL:
+        return leaves
+    places: dict[int, int] = {}
+    packed: list[Any] = []
+    order: list[int] = []
+    for leaf in leaves:
+        place = places.setdefault(id(leaf), len(packed))
+        if place == len(packed):
+            packed.append(_Buffered(leaf) if _is_plain(leaf) else leaf)
+        order.append(place)
+    return packed, tuple(order)
+
+
+def unpack_leaves(packed: Any) -> tuple[Any, ...]:
+    """Return the leaves that `pack_leaves` packed."""
+    if isinstance(packed, tuple) and len(packed) == 2 and isinstance(packed[0], list):  # pyright: ignore[reportUnknownArgumentType]  # noqa: PLR2004
+        leaves, order = packed  # pyright: ignore[reportUnknownVariableType]
+        return tuple([leaves[place] for place in order])  # pyright: ignore[reportUnknownVariableType]
+    return packed
+
+
+def _is_plain(leaf: Any) -> bool:
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.layout is torch.strided
+        and leaf.device.type == "cpu"
+        and not leaf.is_quantized
+        and leaf.is_leaf
+    )
+
+
+class _Buffered:
+    """Stands for a plain tensor while it is pickled; unpickles as the tensor."""
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, leaf: torch.Tensor) -> None:
+        self.leaf = leaf
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        leaf = self.leaf
+        flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        data = PickleBuffer(flat.view(torch.uint8).numpy())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        return rebuild_leaf, (data, leaf.dtype, tuple(leaf.shape), leaf.requires_grad)
+
+
+def rebuild_leaf(
+    data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:  # fmt: skip
+    """Return the tensor whose bytes are `data`, without copying a writable buffer."""
+    view = memoryview(data)
+    if view.nbytes == 0:
+        leaf = torch.empty(shape, dtype=dtype)
+    else:
+        # A read-only buffer would give a tensor whose writes are undefined.
+        buffer = bytearray(view) if view.readonly else data
+        leaf = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    return leaf.requires_grad_() if requires_grad else leaf

@@ -1,0 +1,188 @@
+"""Printing: one compact line, a full tree, and HTML for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core.schema import STATIC, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tdfunc._core.node import Node
+    from tdfunc._core.schema import Step
+
+__all__ = ["compact", "full", "html"]
+
+_MOST_FIELDS = 40
+_MOST_DEPTH = 8
+_MOST_CHARS = 40
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+_SHORT_DTYPES = {
+    torch.bool: "bool",
+    torch.bfloat16: "bf16",
+    torch.complex32: "c32",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype in short form: ``f32``, ``i64``, ``u8``, ``bf16``, ``bool``."""
+    short = _SHORT_DTYPES.get(dtype)
+    if short is not None:
+        return short
+    name = str(dtype).removeprefix("torch.")
+    for word, letter in (("uint", "u"), ("int", "i"), ("float", "f")):
+        rest = name.removeprefix(word)
+        if rest != name:
+            return letter + rest
+    return name
+
+
+def compact(node: Node) -> str:
+    """Return the tree on one line: batch size, and fields in sorted order.
+
+    The shape shown is that of one row: without the batch dims.
+    """
+    size = list(node.batch_size)
+    fields = _fields(node)
+    return f"{type(node).__name__}(batch_size={size}, fields={fields})"
+
+
+def full(node: Node) -> str:
+    """Return the tree with one line for every entry: dtype, shape, bytes, device.
+
+    Shapes are those of the leaves, batch dims included.
+    """
+    rows = list(_rows(node))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+    lines = [_title(node)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, *row[4:]]).rstrip())
+    return "\n".join(lines)
+
+
+def html(node: Node) -> str:
+    """Return the full form as an HTML table; all text is escaped."""
+    head = "".join(
+        f"<th style='text-align:left'>{name}</th>"
+        for name in ("entry", "dtype", "shape", "bytes", "device")
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td style='text-align:left;white-space:pre'>{escape(cell)}</td>"
+            for cell in row
+        )
+        + "</tr>"
+        for row in _rows(node)
+    )
+    return (
+        f"<details open><summary><code>{escape(_title(node))}</code></summary>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>"
+    )
+
+
+def _title(node: Node) -> str:
+    nbytes = sum([x.nbytes for x in node._leaves if isinstance(x, torch.Tensor)])
+    parts = [f"batch_size={list(node.batch_size)}"]
+    if node.names is not None:
+        parts.append(f"names={list(node.names)}")
+    parts.append(f"leaves={len(node._leaves)}")
+    parts.append(f"bytes={_bytes(nbytes)}")
+    if node.device is not None:
+        parts.append(f"device={node.device}")
+    return f"{type(node).__name__}({', '.join(parts)})"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in _UNITS:
+        if size < 1024 or unit == _UNITS[-1]:  # noqa: PLR2004
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def _cut(text: str) -> str:
+    flat = text.replace("\n", " ")
+    return flat if len(flat) <= _MOST_CHARS else flat[: _MOST_CHARS - 3] + "..."
+
+
+def _static(value: Any) -> str:
+    try:
+        return _cut(repr(value))
+    except Exception:  # noqa: BLE001 - a user's __repr__ may raise anything
+        return f"<{type(value).__name__}>"
+
+
+def _leaf(leaf: Any, batch: int) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return _static(leaf)
+    return f"{dtype_name(leaf.dtype)}{list(leaf.shape[batch:])}"
+
+
+def _fields(node: Node) -> str:
+    """Return ``{a: f32[3], n: {b: i64[]}}``, cut after `_MOST_FIELDS` entries."""
+    dims = len(node.batch_size)
+    steps = node._schema.listed(True, False, True)  # noqa: FBT003
+    shown = [s for s in steps if len(s.path) <= _MOST_DEPTH][:_MOST_FIELDS]
+    out: list[str] = []
+    depth = 0
+    opened = True  # the last thing written was an opening brace
+    for step in shown:
+        level = len(step.path) - 1
+        if depth > level:
+            out.append("}" * (depth - level))
+            depth, opened = level, False
+        out.append(("" if opened else ", ") + _key(step.path[-1]) + ": ")
+        opened = isinstance(step.kid, Schema)
+        if opened:
+            out.append(_node(node, step, dims) + "{")
+            depth += 1
+        elif step.kid == STATIC:
+            out.append(_static(node._statics.values[step.slo]))
+        else:
+            out.append(_leaf(node._leaves[step.lo], dims + step.surplus))
+    out.append("}" * depth)
+    rest = len(steps) - len(shown)
+    more = f", ... {rest} more" if rest else ""
+    return "{" + "".join(out) + more + "}"
+
+
+def _node(node: Node, step: Step, dims: int) -> str:
+    kid = step.kid
+    assert isinstance(kid, Schema)
+    name = "" if kid.cls is node._plain else kid.cls.__name__
+    if step.surplus and kid.n:
+        leaf = node._leaves[step.lo]
+        name += str(list(leaf.shape[: dims + step.surplus]))
+    return name
+
+
+def _key(key: str) -> str:
+    return key if key.isidentifier() else repr(key)
+
+
+def _rows(node: Node) -> Iterator[tuple[str, str, str, str, str]]:
+    for path, kid, lo, slo, _ in node._schema.walk():
+        label = "  " * len(path) + _key(path[-1])
+        if isinstance(kid, Schema):
+            name = "" if kid.cls is node._plain else kid.cls.__name__
+            yield (label, name, "", "", "")
+        elif kid == STATIC:
+            yield (label, "static", _static(node._statics.values[slo]), "", "")
+        else:
+            leaf = node._leaves[lo]
+            if isinstance(leaf, torch.Tensor):
+                dtype = dtype_name(leaf.dtype)
+                shape = str(list(leaf.shape))
+                yield (label, dtype, shape, _bytes(leaf.nbytes), str(leaf.device))
+            else:
+                yield (label, type(leaf).__name__, _static(leaf), "", "")

@@ -1,0 +1,983 @@
+"""The static part of a tree: keys, kinds, offsets, node classes, feature ranks.
+
+A `Schema` describes one node with everything below it. It is interned: the same
+structure is the same object, so that "do these trees match?" is ``a is b``. It
+knows nothing of sizes: ``td``, ``td[0]``, ``stack([td, td])`` and ``td`` inside
+``vmap`` share one schema, because each leaf is described by its *feature rank*,
+the number of its dims behind the batch dims of its node.
+
+Leaves and statics of a tree are stored flat, depth first, **keys sorted**; a
+nested node is therefore one contiguous slice, and two trees with the same keys
+in another order have their leaves in the same places. The order in which people
+wrote the keys is kept beside, in `Schema.keys`.
+
+All methods take and return constants (ints, strings, tuples, schemas), so Dynamo
+runs them for real while it traces and bakes the result: a compiled function pays
+one comparison for the whole structure. No method recurses: trees may be thousands
+deep.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
+
+from tdfunc._core._torch import register_trace_constant
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from tdfunc.typing import Path
+
+__all__ = ["STATIC", "Aligned", "Found", "Kid", "Schema", "Spliced", "Step"]
+
+STATIC: Final = -1
+"""The kind of an entry whose value lies in the box of statics."""
+
+# More than any program uses on one structure; a program that makes up paths at
+# run time starts over instead of growing for ever.
+_MEMO_LIMIT: Final = 64
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Found(NamedTuple):
+    """Where an entry lies in the flat leaves and statics of a tree."""
+
+    kid: Kid  # feature rank of a tensor, STATIC, or the schema of a node
+    lo: int  # its leaves are leaves[lo:hi]
+    hi: int
+    slo: int  # its statics are values[slo:shi]
+    shi: int
+    surplus: int  # batch dims of its node (of itself, if a node) beyond the root's
+
+
+class Spliced(NamedTuple):
+    """A schema with one entry exchanged, and the slices that it replaces."""
+
+    schema: Schema
+    lo: int
+    hi: int
+    slo: int
+    shi: int
+
+
+class Aligned(NamedTuple):
+    """How two trees with the same entries broadcast; see `Schema.aligned`."""
+
+    schema: Schema  # of the result
+    mine: tuple[tuple[int, ...], ...]  # for every leaf its dims, level by level
+    theirs: tuple[tuple[int, ...], ...]
+    joint: tuple[tuple[int, ...], ...]  # what both are padded to
+
+
+class Step(NamedTuple):
+    """One entry met by `Schema.walk`."""
+
+    path: Path
+    kid: Kid
+    lo: int  # first leaf of the entry
+    slo: int  # first static of the entry
+    surplus: int  # batch dims of its node (of itself, if a node) beyond the root's
+
+
+@final
+class Schema:
+    """The interned structure of one node and everything below it.
+
+    Make one with `Schema.of`; equal arguments give the same object. Compares and
+    hashes by structure, pickles as one flat list, copies as itself.
+
+    Attributes:
+        cls: the class of the node.
+        keys: the keys in the order in which people wrote them.
+        kids: for every key its feature rank (an int >= 0), `STATIC`, or the schema
+            of the nested node.
+        surplus: for every key the batch dims that a nested node has beyond this one.
+        order: the keys sorted, the order of leaves and statics.
+        n: number of leaves.
+        m: number of statics.
+        slots: place of every leaf by key; paths join once they have been asked for.
+        index: for every key `(kid, first leaf, first static, surplus)`.
+        extra: whether a nested node has surplus batch dims.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_canon",
+        "_found",
+        "_hash",
+        "_memo",
+        "_paths",
+        "_ranks",
+        "cls",
+        "extra",
+        "index",
+        "keys",
+        "kids",
+        "m",
+        "n",
+        "order",
+        "slots",
+        "surplus",
+    )
+
+    cls: type[Any]
+    keys: tuple[str, ...]
+    kids: tuple[Kid, ...]
+    surplus: tuple[int, ...]
+    order: tuple[str, ...]
+    n: int
+    m: int
+    slots: dict[Any, int]
+    index: dict[str, tuple[Kid, int, int, int]]
+    extra: bool
+    _hash: int
+    _ranks: tuple[int, ...] | None
+    _paths: tuple[Path, ...] | None
+    _canon: Schema | None
+    _found: dict[Path, Found]
+    _memo: dict[Hashable, Any]
+
+    @staticmethod
+    def of(
+        cls: type[Any],  # noqa: PLW0211 - the class of the node, not of this method
+        keys: tuple[str, ...],
+        kids: tuple[Kid, ...],
+        surplus: tuple[int, ...] | None = None,
+    ) -> Schema:
+        """Return the one schema with these keys and kinds, both in people's order."""
+        if surplus is None:
+            surplus = (0,) * len(keys)
+        token = (cls, keys, kids, surplus)
+        reference = _TABLE.get(token)
+        schema = None if reference is None else reference()
+        if schema is None:
+            schema = _intern(token)
+        return schema
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Schema):
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.cls is other.cls
+            and self.entries() == other.entries()
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __copy__(self) -> Schema:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Schema:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return schema_from_entries, (self.cls, self.entries())
+
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """Return source that rebuilds this schema, and the names that it uses."""
+        names: dict[str, Any] = {"schema_from_entries": schema_from_entries}
+        parts: list[str] = []
+        for depth, key, kind, cls in self.entries():
+            name = "None" if cls is None else f"cls{id(cls)}"
+            if cls is not None:
+                names[name] = cls
+            parts.append(f"({depth}, {key!r}, {kind}, {name})")
+        root = f"cls{id(self.cls)}"
+        names[root] = self.cls
+        body = ", ".join(parts)
+        comma = "," if parts else ""
+        return f"schema_from_entries({root}, ({body}{comma}))", names
+
+    def __repr__(self) -> str:
+        shown: list[str] = []
+        for path, kid, *_ in self.walk():
+            kind = "node" if isinstance(kid, Schema) else kid
+            shown.append(f"{'.'.join(path)}: {'static' if kind == STATIC else kind}")
+        return f"Schema({', '.join(shown)})"
+
+    # Reading
+
+    def walk(self) -> Iterator[Step]:
+        """Yield every entry, parents before children, in people's order."""
+        here: Path = ()
+        stack: list[tuple[Path, Schema, Iterator[str], int, int, int]] = [
+            (here, self, iter(self.keys), 0, 0, 0)
+        ]
+        while stack:
+            prefix, schema, keys, lo, slo, surplus = stack[-1]
+            for key in keys:
+                kid, offset, soffset, more = schema.index[key]
+                path = (*prefix, key)
+                first, sfirst, total = lo + offset, slo + soffset, surplus + more
+                yield Step(path, kid, first, sfirst, total)
+                if isinstance(kid, Schema):
+                    frame = (path, kid, iter(kid.keys), first, sfirst, total)
+                    stack.append(frame)
+                    break
+            else:
+                stack.pop()
+
+    def entries(self) -> tuple[tuple[int, str, int, type[Any] | None], ...]:
+        """Return the structure as one flat list of `(depth, key, kind, class)`.
+
+        Kind is the feature rank of a tensor, `STATIC`, or the surplus batch dims of
+        a node; class is None except for nodes.
+        """
+        flat: list[tuple[int, str, int, type[Any] | None]] = []
+        stack: list[tuple[Schema, Iterator[str]]] = [(self, iter(self.keys))]
+        while stack:
+            schema, keys = stack[-1]
+            for key in keys:
+                kid, _, _, surplus = schema.index[key]
+                if isinstance(kid, Schema):
+                    flat.append((len(stack), key, surplus, kid.cls))
+                    stack.append((kid, iter(kid.keys)))
+                    break
+                flat.append((len(stack), key, kid, None))
+            else:
+                stack.pop()
+        return tuple(flat)
+
+    def ranks(self) -> tuple[int, ...]:
+        """Return for every leaf its dims behind the batch dims of *this* node."""
+        if self._ranks is None:
+            ranks = [0] * self.n
+            for _, kid, lo, _, surplus in self.walk():
+                if not isinstance(kid, Schema) and kid != STATIC:
+                    ranks[lo] = kid + surplus
+            self._ranks = tuple(ranks)
+        return self._ranks
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the path of every leaf, in the order of the leaves."""
+        if self._paths is None:
+            paths: list[Path] = [()] * self.n
+            for path, kid, lo, _, _ in self.walk():
+                if not isinstance(kid, Schema) and kid != STATIC:
+                    paths[lo] = path
+            self._paths = tuple(paths)
+        return self._paths
+
+    def dotted(self) -> tuple[str, ...]:
+        """Return the path of every leaf joined with dots, as modules name tensors."""
+        known = self._memo.get("dotted")
+        if known is None:
+            names = tuple([".".join(path) for path in self.paths()])
+            known = self._remember("dotted", names)
+        return known
+
+    def static_paths(self) -> tuple[Path, ...]:
+        """Return the path of every static, in the order of the statics."""
+        paths: list[Path] = [()] * self.m
+        for path, kid, _, slo, _ in self.walk():
+            if kid == STATIC:
+                paths[slo] = path
+        return tuple(paths)
+
+    def find(self, path: Path) -> Found | None:
+        """Return where the entry at `path` lies, None if there is none."""
+        found = self._found.get(path)
+        if found is not None:
+            return found
+        schema, lo, slo, surplus = self, 0, 0, 0
+        kid: Kid = self
+        for i, key in enumerate(path):
+            entry = schema.index.get(key)
+            if entry is None:
+                return None
+            kid, offset, soffset, more = entry
+            lo, slo, surplus = lo + offset, slo + soffset, surplus + more
+            if isinstance(kid, Schema):
+                schema = kid
+            elif i + 1 < len(path):
+                return None
+        hi, shi = lo + 1, slo
+        if isinstance(kid, Schema):
+            hi, shi = lo + kid.n, slo + kid.m
+        elif kid == STATIC:
+            hi, shi = lo, slo + 1
+        else:
+            self.slots[path] = lo
+        found = Found(kid, lo, hi, slo, shi, surplus)
+        self._found[path] = found
+        return found
+
+    def blocked(self, path: Path) -> Path | None:
+        """Return the part of `path` that is a leaf although `path` goes on, or None."""
+        schema = self
+        for i, key in enumerate(path[:-1]):
+            entry = schema.index.get(key)
+            if entry is None:
+                return None
+            kid = entry[0]
+            if not isinstance(kid, Schema):
+                return path[: i + 1]
+            schema = kid
+        return None
+
+    def home(self, path: Path) -> Found:
+        """Return the deepest node on the way to `path`, which would hold its entry."""
+        for i in range(len(path) - 1, 0, -1):
+            found = self.find(path[:i])
+            if found is not None and isinstance(found.kid, Schema):
+                return found
+        return Found(self, 0, self.n, 0, self.m, 0)
+
+    def node_keys(self, path: Path) -> tuple[str, ...]:
+        """Return the keys of the deepest node on the way to `path`."""
+        schema = self
+        for key in path:
+            entry = schema.index.get(key)
+            if entry is None or not isinstance(entry[0], Schema):
+                break
+            schema = entry[0]
+        return schema.keys
+
+    def listed(self, nested: bool, leaves_only: bool, sort: bool) -> tuple[Step, ...]:  # noqa: FBT001
+        """Return the entries that `keys`, `values` and `items` iterate over."""
+        token = ("listed", nested, leaves_only, sort)
+        known = self._memo.get(token)
+        if known is None:
+            steps = [s for s in self.walk() if nested or len(s.path) == 1]
+            if leaves_only:
+                steps = [
+                    s for s in steps if not isinstance(s.kid, Schema) and s.kid != STATIC
+                ]
+            if sort:
+                steps.sort(key=lambda step: step.path)
+            known = self._remember(token, tuple(steps))
+        return known
+
+    def names(self, nested: bool, leaves_only: bool, sort: bool) -> tuple[Any, ...]:  # noqa: FBT001
+        """Return the entries as people read them: a key, or a path of several."""
+        steps = self.listed(nested, leaves_only, sort)
+        return tuple([s.path if len(s.path) > 1 else s.path[0] for s in steps])
+
+    # Comparing
+
+    def canon(self) -> Schema:
+        """Return the structure without order, ranks and surplus.
+
+        This is what pytree contexts compare: a tree of norms, masks or in_dims has
+        the canonical schema of the tree that it was mapped from.
+        """
+        if self._canon is None:
+            self._canon = self._rebuilt([0] * self.n, sort=True, bare=True)
+        return self._canon
+
+    def matches(self, other: Schema) -> bool:
+        """Return whether two trees have the same entries, whatever their order."""
+        return self is other or self.canon() == other.canon()
+
+    def aligned(self, other: Schema, dims: int, odims: int) -> Aligned:
+        """Return how leaves with other numbers of dims pair up, node level by level.
+
+        The batch dims broadcast with the batch dims, the surplus of each nested node
+        with the surplus of that node, and feature dims with feature dims.
+
+        Args:
+            other: the schema of a tree with the same entries.
+            dims: batch dims of the tree of this schema.
+            odims: batch dims of the other tree.
+        """
+        token = ("aligned", other, dims, odims)
+        known = self._memo.get(token)
+        if known is not None:
+            return known
+        mine, theirs = self._segments(dims), other._segments(odims)
+        joint = {
+            path: tuple(map(max, segments, theirs[path]))
+            for path, segments in mine.items()
+        }
+        leaf = [0] * self.n
+        surpluses: list[int] = []
+        for path, kid, lo, _, _ in self.walk():
+            if isinstance(kid, Schema):
+                surpluses.append(joint[path][-1])
+            elif kid != STATIC:
+                leaf[lo] = joint[path][-1]
+        paths = self.paths()
+        schema = self._rebuilt(leaf, surpluses=surpluses)
+        columns = [tuple([side[p] for p in paths]) for side in (mine, theirs, joint)]
+        return self._remember(token, Aligned(schema, *columns))
+
+    def _segments(self, dims: int) -> dict[Path, tuple[int, ...]]:
+        """Return for every entry the dims that each level above it and it adds."""
+        segments: dict[Path, tuple[int, ...]] = {(): (dims,)}
+        total: dict[Path, int] = {(): 0}
+        for path, kid, _, _, surplus in self.walk():
+            above = path[:-1]
+            if isinstance(kid, Schema):
+                segments[path] = (*segments[above], surplus - total[above])
+                total[path] = surplus
+            elif kid != STATIC:
+                segments[path] = (*segments[above], kid)
+        return segments
+
+    # Making others
+
+    def grafted(self, path: Path, kid: Kid, surplus: int, cls: type[Any]) -> Spliced:
+        """Return the schema with `kid` at `path`, replacing what is there.
+
+        Missing nodes on the way are made, of class `cls`. The path must not go
+        through a leaf (ask `blocked` first).
+        """
+        token = ("grafted", path, kid, surplus, cls)
+        known = self._memo.get(token)
+        if known is not None:
+            return known
+        spine: list[tuple[Schema, str, int]] = []
+        node, own, lo, slo = self, 0, 0, 0
+        hi = shi = 0
+        for i, key in enumerate(path):
+            spine.append((node, key, own))
+            entry = node.index.get(key)
+            if entry is None:
+                offset, soffset = node._place(key)
+                lo, slo = lo + offset, slo + soffset
+                hi, shi = lo, slo
+                for rest in reversed(path[i + 1 :]):
+                    kid = Schema.of(cls, (rest,), (kid,), (surplus,))
+                    surplus = 0
+                break
+            old, offset, soffset, own = entry
+            lo, slo = lo + offset, slo + soffset
+            hi, shi = lo + _leaves_of(old), slo + _statics_of(old)
+            if isinstance(old, Schema):
+                node = old
+        for parent, key, own in reversed(spine):
+            kid = parent._with_kid(key, kid, surplus)
+            surplus = own
+        assert isinstance(kid, Schema)
+        return self._remember(token, Spliced(kid, lo, hi, slo, shi))
+
+    def pruned(self, path: Path) -> Spliced | None:
+        """Return the schema without the entry at `path`, None if there is none."""
+        token = ("pruned", path)
+        known = self._memo.get(token)
+        if known is not None:
+            return known
+        found = self.find(path)
+        if found is None:
+            return None
+        above = self.find(path[:-1])
+        node = self if above is None else above.kid
+        assert isinstance(node, Schema)
+        keep = [i for i, key in enumerate(node.keys) if key != path[-1]]
+        smaller = Schema.of(
+            node.cls,
+            tuple([node.keys[i] for i in keep]),
+            tuple([node.kids[i] for i in keep]),
+            tuple([node.surplus[i] for i in keep]),
+        )
+        if len(path) > 1:
+            own = self._own_surplus(path[:-1])
+            smaller = self.grafted(path[:-1], smaller, own, node.cls).schema
+        where = Spliced(smaller, found.lo, found.hi, found.slo, found.shi)
+        return self._remember(token, where)
+
+    def narrowed(
+        self, paths: tuple[Path, ...], *, keep: bool
+    ) -> tuple[Schema, tuple[int, ...], tuple[int, ...]]:
+        """Return the schema with only (or without) `paths`, and what stays.
+
+        The second and third value are the places of the remaining leaves and
+        statics. A node emptied by leaving entries out stays; a node that holds
+        nothing selected goes.
+        """
+        token = ("narrowed", paths, keep)
+        known = self._memo.get(token)
+        if known is not None:
+            return known
+        chosen = set(paths)
+        leaf: list[int | None] = [None] * self.n
+        static = [False] * self.m
+        nodes: list[bool] = []
+        for path, kid, lo, slo, _ in self.walk():
+            if path in chosen or path[:-1] in chosen:
+                chosen.add(path)
+            stays = (path in chosen) is keep
+            if isinstance(kid, Schema):
+                nodes.append(stays)
+            elif kid == STATIC:
+                static[slo] = stays
+            else:
+                leaf[lo] = kid if stays else None
+        schema = self._rebuilt(leaf, static=static, nodes=nodes)
+        slots = tuple([i for i, kid in enumerate(leaf) if kid is not None])
+        sslots = tuple([i for i, stays in enumerate(static) if stays])
+        return self._remember(token, (schema, slots, sslots))
+
+    def parted(
+        self, chosen: tuple[bool, ...]
+    ) -> tuple[tuple[Schema, tuple[int, ...]], tuple[Schema, tuple[int, ...]]]:
+        """Return the schema of the leaves `chosen` and that of all the rest.
+
+        Statics and nodes that were empty before go with the rest.
+        """
+        token = ("parted", chosen)
+        known = self._memo.get(token)
+        if known is not None:
+            return known
+        ranks = self.leaf_kids()
+        parts: list[tuple[Schema, tuple[int, ...]]] = []
+        for side in (True, False):
+            leaf = [k if c is side else None for k, c in zip(ranks, chosen, strict=True)]
+            nodes = [
+                not side and not kid.keys
+                for _, kid, *_ in self.walk()
+                if isinstance(kid, Schema)
+            ]
+            static = [not side] * self.m
+            schema = self._rebuilt(leaf, static=static, nodes=nodes)
+            parts.append((schema, tuple([i for i, c in enumerate(chosen) if c is side])))
+        return self._remember(token, (parts[0], parts[1]))
+
+    def leaf_kids(self) -> tuple[int, ...]:
+        """Return for every leaf its dims behind the batch dims of its *own* node."""
+        kids = [0] * self.n
+        for _, kid, lo, _, _ in self.walk():
+            if not isinstance(kid, Schema) and kid != STATIC:
+                kids[lo] = kid
+        return tuple(kids)
+
+    def replaced(self, nodes: tuple[tuple[int, Schema, int], ...]) -> Schema:
+        """Return the schema in which some leaves have become nodes.
+
+        Args:
+            nodes: `(place of the leaf, schema of the node, its surplus)`.
+        """
+        schema = self
+        paths = self.paths()
+        for slot, kid, surplus in nodes:
+            path = paths[slot]
+            above = self._own_total(path[:-1])
+            schema = schema.grafted(path, kid, surplus - above, kid.cls).schema
+        return schema
+
+    def rebased(self, old: int, new: int) -> Schema:
+        """Return the schema of the same leaves read with `new` batch dims, not `old`.
+
+        Nested nodes that had the batch size of their parent follow it; those with
+        surplus keep their own dims where the parent leaves them.
+        """
+        if old == new:
+            return self
+        leaf = [0] * self.n
+        surpluses: list[int] = []
+        dims: dict[Path, int] = {(): new}
+        total = {(): old}
+        for path, kid, lo, _, surplus in self.walk():
+            above = path[:-1]
+            if isinstance(kid, Schema):
+                was = old + surplus
+                own = surplus + old - total[above]
+                dims[path] = dims[above] if own == 0 else max(dims[above], was)
+                total[path] = was
+                surpluses.append(dims[path] - dims[above])
+            elif kid != STATIC:
+                leaf[lo] = old + surplus + kid - dims[above]
+        return self._rebuilt(leaf, surpluses=surpluses)
+
+    def with_ranks(self, kids: tuple[int, ...]) -> Schema:
+        """Return the schema with other feature ranks, one for every leaf."""
+        return self._rebuilt(kids)
+
+    def flattened(self) -> Schema:
+        """Return the schema of scalars: every feature rank and surplus is 0."""
+        known = self._memo.get("flattened")
+        if known is None:
+            known = self._remember("flattened", self._rebuilt([0] * self.n, bare=True))
+        return known
+
+    def inferred(self, shapes: tuple[Shape, ...], most: int) -> tuple[Schema, int]:
+        """Return the schema in which every node has the longest batch it can have.
+
+        Args:
+            shapes: the shape of every leaf.
+            most: how many batch dims a node has at most.
+        """
+        every = range(self.n)
+        batch = _shared_prefix(shapes, every, most, 0) if self.n else 0
+        leaf = [0] * self.n
+        surpluses: list[int] = []
+        dims: dict[Path, int] = {(): batch}
+        for path, kid, lo, _, _ in self.walk():
+            above = dims[path[:-1]]
+            if isinstance(kid, Schema):
+                inside = range(lo, lo + kid.n)
+                dims[path] = _shared_prefix(shapes, inside, most, above) if kid.n else above
+                surpluses.append(dims[path] - above)
+            elif kid != STATIC:
+                leaf[lo] = len(shapes[lo]) - above
+        return self._rebuilt(leaf, surpluses=surpluses), batch
+
+    def settled(
+        self, shapes: tuple[Shape | None, ...], fixed: int = -1
+    ) -> tuple[Schema, int]:
+        """Apply the rank rule: return the true schema and the number of batch dims.
+
+        For every leaf with a shape, ``ndim - feature rank`` is counted; the minimum
+        (never below 0), shortened to the longest prefix whose sizes all leaves
+        share, are the batch dims, and what is left of each leaf is its new feature
+        rank. A nested node does the same inside itself for its surplus.
+
+        Args:
+            shapes: the shape of every leaf, None where a leaf is no tensor.
+            fixed: the number of batch dims when it is known; then a nested node has
+                at most the surplus that it had.
+        """
+        known = [i for i, shape in enumerate(shapes) if shape is not None]
+        if not known:
+            return self, max(fixed, 0)
+        batch = fixed
+        if fixed < 0:
+            most = _counted(shapes, self.ranks(), known, 0)
+            batch = _shared_prefix(shapes, known, most, 0)
+        leaf = list(self.leaf_kids())
+        surpluses: list[int] = []
+        dims: dict[Path, int] = {(): batch}
+        for path, kid, lo, _, _ in self.walk():
+            above = dims[path[:-1]]
+            if isinstance(kid, Schema):
+                most = above + self._own_surplus(path)
+                inside = [i for i in known if lo <= i < lo + kid.n]
+                if inside and fixed < 0:
+                    most = _counted(shapes, kid.ranks(), inside, lo)
+                dims[path] = _shared_prefix(shapes, inside, most, above)
+                surpluses.append(dims[path] - above)
+            elif kid != STATIC:
+                shape = shapes[lo]
+                if shape is not None:
+                    leaf[lo] = len(shape) - above
+        return self._rebuilt(leaf, surpluses=surpluses), batch
+
+    # Inside
+
+    def _place(self, key: str) -> tuple[int, int]:
+        """Return the first leaf and static that a new entry `key` would have."""
+        at = bisect_left(self.order, key)
+        if at == len(self.order):
+            return self.n, self.m
+        _, lo, slo, _ = self.index[self.order[at]]
+        return lo, slo
+
+    def _own_total(self, path: Path) -> int:
+        found = self.find(path) if path else None
+        return found.surplus if found is not None else 0
+
+    def _own_surplus(self, path: Path) -> int:
+        return self._own_total(path) - self._own_total(path[:-1])
+
+    def _with_kid(self, key: str, kid: Kid, surplus: int) -> Schema:
+        if key not in self.index:
+            return Schema.of(
+                self.cls,
+                (*self.keys, key),
+                (*self.kids, kid),
+                (*self.surplus, surplus),
+            )
+        at = self.keys.index(key)
+        return Schema.of(
+            self.cls,
+            self.keys,
+            (*self.kids[:at], kid, *self.kids[at + 1 :]),
+            (*self.surplus[:at], surplus, *self.surplus[at + 1 :]),
+        )
+
+    def _rebuilt(
+        self,
+        leaf: Sequence[int | None],
+        *,
+        static: Sequence[bool] | None = None,
+        nodes: Sequence[bool] | None = None,
+        surpluses: Sequence[int] | None = None,
+        sort: bool = False,
+        bare: bool = False,
+    ) -> Schema:
+        """Return this structure with other ranks, or with entries left out.
+
+        Args:
+            leaf: new feature rank of every leaf, None to leave it out.
+            static: which statics stay; None keeps all.
+            nodes: which nested nodes (in the order of `walk`) stay even if nothing
+                in them does; None keeps all.
+            surpluses: new surplus of every nested node, in the order of `walk`.
+            sort: put the keys in sorted order.
+            bare: make every surplus 0.
+        """
+        count = 0
+        stack = [_Draft(self, 0, 0, "", 0, keep=True, sort=sort)]
+        while True:
+            draft = stack[-1]
+            for key in draft.rest:
+                kid, lo, slo, surplus = draft.schema.index[key]
+                lo, slo = draft.lo + lo, draft.slo + slo
+                if isinstance(kid, Schema):
+                    if surpluses is not None:
+                        surplus = surpluses[count]
+                    keep = nodes is None or nodes[count]
+                    count += 1
+                    surplus = 0 if bare else surplus
+                    stack.append(
+                        _Draft(kid, lo, slo, key, surplus, keep=keep, sort=sort)
+                    )
+                    break
+                if kid == STATIC:
+                    if static is None or static[slo]:
+                        draft.add(key, STATIC, 0)
+                else:
+                    rank = leaf[lo]
+                    if rank is not None:
+                        draft.add(key, rank, 0)
+            else:
+                stack.pop()
+                built = Schema.of(
+                    draft.schema.cls,
+                    tuple(draft.keys),
+                    tuple(draft.kids),
+                    tuple(draft.surplus),
+                )
+                if not stack:
+                    return built
+                if draft.keep or draft.keys:
+                    stack[-1].add(draft.key, built, draft.own)
+
+    def _remember(self, token: Hashable, value: Any) -> Any:
+        if len(self._memo) >= _MEMO_LIMIT:
+            self._memo.clear()
+        self._memo[token] = value
+        return value
+
+
+Kid: TypeAlias = int | Schema
+
+
+class _Draft:
+    """A node under construction in `Schema._rebuilt`."""
+
+    __slots__ = (
+        "keep", "key", "keys", "kids", "lo", "own", "rest", "schema", "slo", "surplus",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        schema: Schema,
+        lo: int,
+        slo: int,
+        key: str,
+        own: int,
+        *,
+        keep: bool,
+        sort: bool,
+    ) -> None:
+        self.schema = schema
+        self.lo = lo
+        self.slo = slo
+        self.key = key
+        self.own = own
+        self.keep = keep
+        self.rest = iter(schema.order if sort else schema.keys)
+        self.keys: list[str] = []
+        self.kids: list[Kid] = []
+        self.surplus: list[int] = []
+
+    def add(self, key: str, kid: Kid, surplus: int) -> None:
+        self.keys.append(key)
+        self.kids.append(kid)
+        self.surplus.append(surplus)
+
+
+def schema_from_entries(
+    cls: type[Any], entries: Sequence[tuple[int, str, int, type[Any] | None]]
+) -> Schema:
+    """Return the schema whose `Schema.entries` are `entries`."""
+    stack: list[tuple[str, int, type[Any], list[tuple[str, Kid, int]]]] = [
+        ("", 0, cls, [])
+    ]
+
+    def close() -> Schema:
+        key, surplus, node, rows = stack.pop()
+        schema = Schema.of(
+            node,
+            tuple([row[0] for row in rows]),
+            tuple([row[1] for row in rows]),
+            tuple([row[2] for row in rows]),
+        )
+        if stack:
+            stack[-1][3].append((key, schema, surplus))
+        return schema
+
+    for depth, key, kind, node in entries:
+        while len(stack) > depth:
+            close()
+        if node is None:
+            stack[-1][3].append((key, kind, 0))
+        else:
+            stack.append((key, kind, node, []))
+    while len(stack) > 1:
+        close()
+    return close()
+
+
+def _leaves_of(kid: Kid) -> int:
+    if isinstance(kid, Schema):
+        return kid.n
+    return 0 if kid == STATIC else 1
+
+
+def _statics_of(kid: Kid) -> int:
+    if isinstance(kid, Schema):
+        return kid.m
+    return 1 if kid == STATIC else 0
+
+
+def _counted(
+    shapes: Sequence[Shape | None], ranks: Sequence[int], slots: Sequence[int], lo: int
+) -> int:
+    """Return the least ``ndim - rank`` over the leaves in `slots`."""
+    known = [(shape, ranks[i - lo]) for i in slots if (shape := shapes[i]) is not None]
+    return min(len(shape) - rank for shape, rank in known)
+
+
+def _shared_prefix(
+    shapes: Sequence[Shape | None], slots: Sequence[int], most: int, least: int
+) -> int:
+    """Return how many leading dims, at most `most`, the leaves in `slots` share."""
+    known = [shape for i in slots if (shape := shapes[i]) is not None]
+    most = max(least, most)
+    for shape in known:
+        most = min(most, len(shape))
+        while shape[:most] != known[0][:most]:
+            most -= 1
+    return most
+
+
+# The intern table. Its entries are weak, so that structures made at run time go
+# away with the trees that had them; one lock guards making and removing. The lock
+# is re-entrant because a collection, and with it a removal, can start inside.
+_TABLE: dict[tuple[Any, ...], _Reference] = {}
+
+
+class _Guard:
+    """The lock of the table; a forked child gets a fresh one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+
+_GUARD = _Guard()
+if hasattr(os, "register_at_fork"):
+    # Another thread may hold the lock at the moment of the fork.
+    os.register_at_fork(after_in_child=_GUARD.__init__)
+
+
+class _Reference(weakref.ref[Schema]):
+    __slots__ = ("token",)
+
+    token: tuple[Any, ...]
+
+
+def _forget(reference: Any) -> None:
+    with _GUARD.lock:
+        # A new schema may have taken the place since.
+        if _TABLE.get(reference.token) is reference:
+            del _TABLE[reference.token]
+
+
+def _intern(token: tuple[Any, ...]) -> Schema:
+    with _GUARD.lock:
+        reference = _TABLE.get(token)
+        schema = None if reference is None else reference()
+        if schema is None:
+            schema = _make(*token)
+            reference = _Reference(schema, _forget)
+            reference.token = token
+            _TABLE[token] = reference
+        return schema
+
+
+def _make(
+    cls: type[Any],
+    keys: tuple[str, ...],
+    kids: tuple[Kid, ...],
+    surplus: tuple[int, ...],
+) -> Schema:
+    schema = object.__new__(Schema)
+    entries = dict(zip(keys, zip(kids, surplus, strict=True), strict=True))
+    order = tuple(sorted(keys))
+    n = m = 0
+    index: dict[str, tuple[Kid, int, int, int]] = {}
+    slots: dict[Any, int] = {}
+    extra = False
+    for key in order:
+        kid, more = entries[key]
+        index[key] = (kid, n, m, more)
+        if isinstance(kid, Schema):
+            n, m = n + kid.n, m + kid.m
+            extra = extra or kid.extra or more > 0
+        elif kid == STATIC:
+            m += 1
+        else:
+            slots[key] = n
+            n += 1
+    schema.cls = cls
+    schema.keys = keys
+    schema.kids = kids
+    schema.surplus = surplus
+    schema.order = keys if order == keys else order
+    schema.n = n
+    schema.m = m
+    schema.slots = slots
+    schema.index = index
+    schema.extra = extra
+    schema._hash = hash((cls, keys, kids, surplus))
+    schema._ranks = None
+    schema._paths = None
+    schema._canon = None
+    schema._found = {}
+    schema._memo = {}
+    return schema
+
+
+register_trace_constant(
+    Schema,
+    (
+        "__eq__",
+        "__hash__",
+        "aligned",
+        "blocked",
+        "canon",
+        "dotted",
+        "entries",
+        "find",
+        "flattened",
+        "grafted",
+        "home",
+        "inferred",
+        "leaf_kids",
+        "listed",
+        "matches",
+        "names",
+        "narrowed",
+        "node_keys",
+        "parted",
+        "paths",
+        "pruned",
+        "ranks",
+        "rebased",
+        "replaced",
+        "settled",
+        "static_paths",
+        "with_ranks",
+    ),
+)

@@ -1,0 +1,162 @@
+"""Values that are not tensors, in one immutable box passed on by reference.
+
+The box is what keeps text and objects off the hot paths: a transform or a
+compiled function carries it along without looking inside, so that twenty
+different strings are one compilation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+
+__all__ = ["NO_STATICS", "NonTensorData", "Statics", "same_value"]
+
+
+@final
+class NonTensorData:
+    """Marks a value as one static entry, whatever its type.
+
+    Needed where the plain value means something else: a list, a dict or a number
+    that is not to become rows, a nested node or a tensor. Reading the entry gives
+    the value itself, not this wrapper.
+
+    Args:
+        data: the value; kept by reference.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"tags": NonTensorData(["a", "b"])})["tags"]
+        ['a', 'b']
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: object) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"NonTensorData({self.data!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NonTensorData) and same_value(self.data, other.data)
+
+    def __hash__(self) -> int:
+        # Equal values may be unhashable (lists, arrays), so all share one hash.
+        return hash(NonTensorData)
+
+
+@final
+class Statics:
+    """An immutable tuple of values, compared safely and hashed without looking.
+
+    Two boxes are equal when they are the same object or hold the same values
+    (see `same_value`); the hash is one constant, since values may be unhashable.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+    def part(self, start: int, stop: int) -> Statics:
+        """Return the box of ``values[start:stop]``, sharing the values."""
+        if start == stop:
+            return NO_STATICS
+        return Statics(self.values[start:stop])
+
+    def spliced(self, start: int, stop: int, new: Statics) -> Statics:
+        """Return the box with ``values[start:stop]`` replaced by those of `new`."""
+        if start == stop and new is NO_STATICS:
+            return self
+        values = self.values[:start] + new.values + self.values[stop:]
+        return Statics(values) if values else NO_STATICS
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Statics):
+            return NotImplemented
+        return len(self.values) == len(other.values) and all(
+            map(same_value, self.values, other.values)
+        )
+
+    def __hash__(self) -> int:
+        return hash(Statics)
+
+    def __repr__(self) -> str:
+        return f"Statics({self.values!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return rebuild_statics, (self.values,)
+
+
+NO_STATICS = Statics(())
+
+
+def rebuild_statics(values: tuple[Any, ...]) -> Statics:
+    """Return the box of `values`; the empty box is always the same object."""
+    return Statics(values) if values else NO_STATICS
+
+
+def same_value(a: object, b: object) -> bool:
+    """Return whether two static values are the same, without ever raising.
+
+    The types must be equal (``1``, ``True`` and ``1.0`` differ), NaN equals itself,
+    arrays and tensors are compared by dtype, shape and content.
+
+    Examples:
+        >>> same_value(float("nan"), float("nan")), same_value(1, True)
+        (True, False)
+    """
+    pending: list[tuple[Any, Any]] = [(a, b)]
+    seen: set[tuple[int, int]] = set()
+    while pending:
+        x, y = pending.pop()
+        if x is y:
+            continue
+        if type(x) is not type(y):
+            return False
+        if (id(x), id(y)) in seen:
+            continue
+        if isinstance(x, (list, tuple)):
+            seen.add((id(x), id(y)))
+            if len(x) != len(y):  # pyright: ignore[reportUnknownArgumentType]
+                return False
+            pending.extend(zip(x, y, strict=True))  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(x, Mapping):
+            seen.add((id(x), id(y)))
+            if list(x) != list(y) and set(x) != set(y):  # pyright: ignore[reportUnknownArgumentType]
+                return False
+            pending.extend((x[k], y[k]) for k in x)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        elif not _same_atom(x, y):
+            return False
+    return True
+
+
+def _same_atom(x: Any, y: Any) -> bool:
+    if isinstance(x, float) and math.isnan(x) and math.isnan(y):
+        return True
+    try:
+        if isinstance(x, torch.Tensor):
+            return x.dtype == y.dtype and x.shape == y.shape and _all_close(x, y)
+        if isinstance(x, np.ndarray):
+            return x.dtype == y.dtype and np.array_equal(x, y, equal_nan=_has_nan(x))
+        return bool(x == y)
+    except Exception:  # noqa: BLE001 - a user's __eq__ may raise anything: not the same
+        return False
+
+
+def _all_close(x: torch.Tensor, y: torch.Tensor) -> bool:
+    same = x == y
+    if x.is_floating_point() or x.is_complex():
+        same = same | (x.isnan() & y.isnan())
+    return bool(same.all())
+
+
+def _has_nan(x: np.ndarray[Any, Any]) -> bool:
+    return x.dtype.kind in "fc"

@@ -1,0 +1,1 @@
+"""Operations: plain functions on the abstract node, bound as methods elsewhere."""

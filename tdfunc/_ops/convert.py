@@ -1,0 +1,262 @@
+"""Casts, moves, copies, and conversion to and from plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core.batch import as_names, as_size
+from tdfunc._core.build import assemble
+from tdfunc._core.mismatch import check_same_entries
+from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc.errors import InvalidLeafError, OptionError
+
+if TYPE_CHECKING:
+    from tdfunc.typing import Device, DimNames, Entries, Size
+
+__all__ = [
+    "clone",
+    "contiguous",
+    "detach",
+    "from_dict",
+    "to",
+    "to_dict",
+    "with_statics",
+]
+
+
+def to(
+    td: NodeT,
+    *args: Any,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    non_blocking: bool = False,
+    floating_only: bool = False,
+) -> NodeT:
+    """Return the tree with its leaves moved and cast.
+
+    Args:
+        td: the tree.
+        args: a device, a dtype, or both, in any order; or a tensor or tree whose
+            device and dtype to take.
+        device: the device, None to stay.
+        dtype: the dtype, None to keep each leaf's own. Casts every leaf.
+        non_blocking: copy asynchronously where the devices can.
+        floating_only: cast only floating-point leaves, as `torch.nn.Module.to` does.
+
+    Returns:
+        The tree itself when no leaf changes; otherwise leaves that need no change
+        are shared.
+
+    Raises:
+        OptionError: an argument is neither a device nor a dtype, or one is given
+            twice.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2), "n": torch.tensor(1)})
+        >>> td.to(torch.float64, floating_only=True)["n"].dtype
+        torch.int64
+    """
+    for arg in args:
+        if isinstance(arg, torch.dtype):
+            dtype = _once("dtype", dtype, arg)
+        elif isinstance(arg, (Node, torch.Tensor)):
+            device = _once("device", device, arg.device)
+            dtype = _once("dtype", dtype, arg.dtype)
+        elif isinstance(arg, (torch.device, str, int)) and not isinstance(arg, bool):
+            device = _once("device", device, arg)
+        elif arg is not None:
+            raise OptionError(
+                "a tree can not be moved or cast to this",
+                expected="a device, a dtype, a tensor or a tree",
+                got=repr(arg),
+            )
+    if device is None and dtype is None:
+        return td
+
+    def move(leaf: torch.Tensor) -> torch.Tensor:
+        cast = dtype if not floating_only or leaf.is_floating_point() else None
+        return leaf.to(device=device, dtype=cast, non_blocking=non_blocking)
+
+    leaves = map_leaves(td._schema, td._leaves, move)
+    same = all([x is y for x, y in zip(leaves, td._leaves, strict=True)])
+    return td if same else with_leaves(td, leaves)
+
+
+def _once(name: str, old: Any, new: Any) -> Any:
+    if old is not None and new is not None:
+        raise OptionError(f"{name} is given twice", got=f"{old} and {new}")
+    return old if new is None else new
+
+
+def detach(td: NodeT) -> NodeT:
+    """Return the tree cut from autograd; leaves share memory with the old ones.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"w": torch.ones(2, requires_grad=True)})
+        >>> td.detach().requires_grad
+        False
+    """
+    return with_leaves(td, tuple([leaf.detach() for leaf in td._leaves]))
+
+
+def clone(td: NodeT) -> NodeT:
+    """Return the tree with a copy of every leaf: it shares no memory with `td`.
+
+    Statics and the schema are shared; they can not change.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2)})
+        >>> td.clone()["x"].data_ptr() == td["x"].data_ptr()
+        False
+    """
+    return with_leaves(td, tuple([leaf.clone() for leaf in td._leaves]))
+
+
+def contiguous(td: NodeT) -> NodeT:
+    """Return the tree with contiguous leaves; those that are are shared.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 3).t()})
+        >>> td.contiguous()["x"].is_contiguous()
+        True
+    """
+    leaves = tuple([leaf.contiguous() for leaf in td._leaves])
+    same = all([x is y for x, y in zip(leaves, td._leaves, strict=True)])
+    return td if same else with_leaves(td, leaves)
+
+
+def with_statics(td: NodeT, other: Node) -> NodeT:
+    """Return the tree with the statics of `other`, which has the same entries.
+
+    Aligns trees whose texts or objects differ, so that they stack, compare as
+    pytrees, or add up.
+
+    Raises:
+        StructureError: the trees do not have the same entries.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> a, b = TensorDict({"s": "x"}), TensorDict({"s": "y"})
+        >>> a.with_statics(b)["s"]
+        'y'
+    """
+    if not td._schema.matches(other._schema):
+        check_same_entries((td, other), "the trees do not have the same entries")
+    return make(td._schema, td._leaves, other._statics, td._batch_size, td._names)
+
+
+def to_dict(td: Node) -> dict[str, Any]:
+    """Return a plain dict of dicts; tensors and static values as they are.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"n": {"a": 1}, "s": "x"}).to_dict()
+        {'n': {'a': tensor(1)}, 's': 'x'}
+    """
+    root: dict[str, Any] = {}
+    nodes: dict[tuple[str, ...], dict[str, Any]] = {(): root}
+    for path, kid, lo, slo, _ in td._schema.walk():
+        if isinstance(kid, Schema):
+            value: Any = {}
+            nodes[path] = value
+        elif kid == STATIC:
+            value = td._statics.values[slo]
+        else:
+            value = td._leaves[lo]
+        nodes[path[:-1]][path[-1]] = value
+    return root
+
+
+def from_dict(
+    entries: Entries,
+    *,
+    batch_size: Size | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Device | None = None,
+    names: DimNames | None = None,
+    cls: type[NodeT] | None = None,
+) -> NodeT:
+    """Return the tree of a mapping, with a given or an inferred batch size.
+
+    Inferring takes the longest leading shape that all tensors of a node share;
+    nested nodes may get a longer one than their parent. Statics do not count; a
+    scalar makes it ``[]``.
+
+    Args:
+        entries: names to values, nested as deep as you like.
+        batch_size: the batch size, ``[]`` by default.
+        auto_batch_size: infer it instead.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves, None to leave them.
+        names: a name (or None) for every batch dim.
+        cls: the class of the tree; `TensorDict.from_dict` passes its own.
+
+    Raises:
+        BatchSizeError: a leaf does not start with `batch_size`.
+        InvalidKeyError: a key is not a non-empty string.
+        InvalidLeafError: `entries` is no mapping, or a value can not be an entry.
+        OptionError: `batch_size` together with `auto_batch_size` or `batch_dims`.
+
+    Examples:
+        >>> import torch
+        >>> import tdfunc
+        >>> data = {"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 5, 2)}}
+        >>> td = tdfunc.from_dict(data, auto_batch_size=True)
+        >>> td.batch_size, td["n"].batch_size
+        (torch.Size([3]), torch.Size([3, 5, 2]))
+    """
+    infer = auto_batch_size or batch_dims is not None
+    if infer and batch_size is not None:
+        raise OptionError(
+            "the batch size is given and to be inferred",
+            expected="batch_size, or auto_batch_size / batch_dims",
+            got=f"batch_size={batch_size!r} with "
+            f"auto_batch_size={auto_batch_size!r}, batch_dims={batch_dims!r}",
+        )
+    if batch_dims is not None and (
+        not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0  # pyright: ignore[reportUnnecessaryIsInstance]
+    ):
+        raise OptionError(
+            "batch_dims is no number of dims", expected="an int >= 0", got=batch_dims
+        )
+    if not isinstance(entries, (Mapping, Node)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidLeafError(
+            "a tree is made of a mapping", expected="a mapping", got=type(entries).__name__
+        )
+    node_cls: type[Node] = Node._plain if cls is None else cls
+    size = as_size(() if batch_size is None else batch_size)
+    source: Any = entries
+    part = assemble(source, size, node_cls, device=device)
+    td: Any = make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]
+    if infer:
+        td = _inferred(td, batch_dims)
+    if names is not None:
+        size = td.batch_size
+        given = as_names(names, len(size))
+        td = make(td._schema, td._leaves, td._statics, size, given)
+    return td
+
+
+def _inferred(td: Any, batch_dims: int | None) -> Any:
+    most = max([x.dim() for x in td._leaves], default=0)
+    schema, dims = td._schema.inferred(
+        tuple([tuple(x.shape) for x in td._leaves]),
+        most if batch_dims is None else batch_dims,
+    )
+    size = td._leaves[0].shape[:dims] if td._leaves else torch.Size()
+    return make(schema, td._leaves, td._statics, size, td._names)
+

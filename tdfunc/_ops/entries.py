@@ -1,0 +1,373 @@
+"""Operations on entries: set, update, replace, drop, select, exclude.
+
+Each returns a new tree that shares every leaf it did not change. `key` is one key
+or a path (a tuple of keys); `value` is a tensor, a number, a mapping, a tree, or
+any other object, which becomes a static.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core.batch import as_names, as_size, misfit
+from tdfunc._core.build import Part, as_part, join_parts
+from tdfunc._core.keys import as_path, check_key
+from tdfunc._core.node import Node, NodeT, entry_at, make, missing
+from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.statics import NO_STATICS, Statics
+from tdfunc.errors import OperandError, PathThroughLeafError, StructureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tdfunc.typing import DimNames, Entries, Path, Size
+
+__all__ = [
+    "drop",
+    "exclude",
+    "replace",
+    "select",
+    "set_entry",
+    "update",
+    "with_batch_size",
+    "with_names",
+]
+
+
+def set_entry(td: NodeT, key: str | Path, value: Any) -> NodeT:
+    """Return the tree with `value` at `key`, which may be new.
+
+    Nodes that are missing on the way of a path are made. Nothing is moved to
+    another device and nothing is broadcast.
+
+    Args:
+        td: the tree.
+        key: a key or a path.
+        value: a tensor whose shape starts with the batch size of the node that gets
+            it, or anything else that the constructor takes.
+
+    Returns:
+        A new tree; all other leaves are shared.
+
+    Raises:
+        BatchSizeError: `value` does not start with the batch size.
+        InvalidKeyError: `key` is not a key or path.
+        PathThroughLeafError: the path goes on below a leaf.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=3)
+        >>> td.set(("n", "b"), torch.ones(3, 2)).keys(True)
+        ('a', 'n', ('n', 'b'))
+    """
+    schema = td._schema
+    if isinstance(value, torch.Tensor) and key in schema.slots:
+        # The hot path: another tensor of the same rank for a leaf.
+        size = td._batch_size
+        if size is not None and not schema.extra:
+            slot = schema.slots[key]
+            dims = len(size)
+            if (
+                value.shape[:dims] == size
+                and value.dim() - dims == schema.ranks()[slot]
+            ):
+                leaves = list(td._leaves)
+                leaves[slot] = value
+                return make(schema, tuple(leaves), td._statics, size, td._names)
+    return _set_path(td, as_path(key), value)
+
+
+def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
+    size = td.batch_size
+    schema = td._schema
+    blocked = schema.blocked(path)
+    if blocked is not None:
+        error = missing(td, path)
+        assert isinstance(error, PathThroughLeafError)
+        raise error
+    home = schema.home(path)
+    room = size
+    if home.surplus:
+        first = next(
+            (x for x in td._leaves[home.lo : home.hi] if isinstance(x, torch.Tensor)),
+            None,
+        )
+        if first is not None:
+            room = first.shape[: len(size) + home.surplus]
+    part = as_part(value, path, room, td._plain)
+    return graft(td, path, part)
+
+
+def graft(td: NodeT, path: Path, part: Part) -> NodeT:
+    """Return the tree with a part, already checked, at `path`."""
+    where = td._schema.grafted(path, part.kid, part.surplus, td._plain)
+    leaves = td._leaves[: where.lo] + part.leaves + td._leaves[where.hi :]
+    statics = td._statics.spliced(where.slo, where.shi, part.statics)
+    return make(where.schema, leaves, statics, td._batch_size, td._names)
+
+
+def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> NodeT:
+    """Return the tree with the entries of `other` set; nested nodes are merged.
+
+    A mapping or tree in `other` is merged into the node at its key; anything else
+    replaces what is there. All is checked before anything is built.
+
+    Args:
+        td: the tree.
+        other: a mapping (nested as deep as you like) or a tree.
+        entries: more entries; they win over those of `other`.
+
+    Raises:
+        BatchSizeError: a value does not start with the batch size.
+        InvalidKeyError: a key is not a non-empty string.
+        OperandError: `other` is neither a mapping nor a tree.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"n": {"a": 1}})
+        >>> td.update({"n": {"b": 2}}, c=3).keys(True)
+        ('n', ('n', 'a'), ('n', 'b'), 'c')
+    """
+    for source in (other, entries):
+        if source is None or (source is entries and not entries):
+            continue
+        if not isinstance(source, (Mapping, Node)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OperandError(
+                "a tree can not be updated from this",
+                expected="a mapping or a tree",
+                got=type(source).__name__,
+            )
+        td = _merged(td, source)
+    return td
+
+
+def _merged(td: NodeT, other: Entries | Node) -> NodeT:
+    """Merge `other` into `td`, opening only the nodes that it touches."""
+    root = _Merge((), td, other)
+    stack = [root]
+    inside = {id(other)}
+    while True:
+        frame = stack[-1]
+        for key, value in frame.rest:
+            here = (*frame.path, check_key(key, frame.path))
+            old = frame.node.get(key) if isinstance(frame.node, Node) else None
+            if isinstance(value, (Mapping, Node)) and isinstance(old, Node):
+                if id(value) in inside:  # pyright: ignore[reportUnknownArgumentType]
+                    raise StructureError("a mapping contains itself", path=here)
+                inside.add(id(value))  # pyright: ignore[reportUnknownArgumentType]
+                stack.append(_Merge(here, old, value))  # pyright: ignore[reportUnknownArgumentType]
+                break
+            size = frame.node.batch_size
+            frame.parts[key] = as_part(value, here, size, td._plain)
+        else:
+            stack.pop()
+            inside.discard(id(frame.other))
+            cls = type(frame.node)
+            whole = join_parts(frame.parts, cls)
+            if not stack:
+                node = frame.node
+                size, names = node.batch_size, node._names
+                return make(whole.kid, whole.leaves, whole.statics, size, names)  # pyright: ignore[reportArgumentType]
+            key = frame.path[-1]
+            surplus = stack[-1].parts[key].surplus
+            stack[-1].parts[key] = whole._replace(surplus=surplus)
+
+
+class _Merge:
+    """One node being merged with one mapping."""
+
+    __slots__ = ("node", "other", "parts", "path", "rest")
+
+    def __init__(self, path: Path, node: Node, other: Any) -> None:
+        node.batch_size  # noqa: B018 - settles the schema that is read below
+        self.path = path
+        self.node = node
+        self.other = other
+        self.rest: Iterator[tuple[Any, Any]] = iter(other.items())
+        self.parts = {key: _part_of(node, key) for key in node._schema.keys}
+
+
+def _part_of(node: Node, key: str) -> Part:
+    """Return the entry of a node at one key in flat form."""
+    kid, lo, slo, surplus = node._schema.index[key]
+    if isinstance(kid, Schema):
+        leaves = node._leaves[lo : lo + kid.n]
+        return Part(kid, surplus, leaves, node._statics.part(slo, slo + kid.m))
+    if kid == STATIC:
+        return Part(STATIC, 0, (), node._statics.part(slo, slo + 1))
+    return Part(kid, 0, (node._leaves[lo],), NO_STATICS)
+
+
+def replace(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> NodeT:
+    """Return the tree with other values for entries that it already has.
+
+    As `dataclasses.replace`: an entry that is not there raises. `update` adds.
+
+    Args:
+        td: the tree.
+        other: a mapping or tree; a nested mapping names the entries to replace.
+        entries: more entries; they win over those of `other`.
+
+    Raises:
+        MissingKeyError: an entry is not in the tree.
+        BatchSizeError: a value does not start with the batch size.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"a": 1, "b": 2}).replace(a=5)["a"]
+        tensor(5)
+    """
+    for source in (other, entries):
+        if isinstance(source, (Mapping, Node)):
+            _check_known(td, source)
+    return update(td, other, **entries)
+
+
+def _check_known(td: Node, source: Entries | Node) -> None:
+    pending: list[tuple[Path, Any]] = [((), source)]
+    while pending:
+        prefix, level = pending.pop()
+        for key, value in level.items():
+            path = (*prefix, check_key(key, prefix))
+            if td._schema.find(path) is None:
+                raise missing(td, path)
+            nested = isinstance(value, (Mapping, Node))
+            if nested and isinstance(entry_at(td, path), Node):
+                pending.append((path, value))
+
+
+def drop(td: NodeT, *keys: str | Path) -> NodeT:
+    """Return the tree without some entries.
+
+    Args:
+        td: the tree.
+        keys: keys or paths; a node goes with everything in it.
+
+    Raises:
+        MissingKeyError: an entry is not in the tree (`exclude` ignores that).
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"a": 1, "b": 2}).drop("a").keys()
+        ('b',)
+    """
+    paths = tuple([as_path(key) for key in keys])
+    for path in paths:
+        if td._schema.find(path) is None:
+            raise missing(td, path)
+    return _narrow(td, paths, keep=False)
+
+
+def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
+    """Return the tree with only some entries, in the order in which it has them.
+
+    Args:
+        td: the tree.
+        keys: keys or paths; a node comes with everything in it.
+        strict: raise for an entry that is not there; False ignores it.
+
+    Raises:
+        MissingKeyError: `strict` and an entry is not in the tree.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"n": {"a": 1, "b": 2}, "c": 3}).select(("n", "b")).keys(True)
+        ('n', ('n', 'b'))
+    """
+    paths: list[Path] = []
+    for key in keys:
+        path = as_path(key)
+        if td._schema.find(path) is not None:
+            paths.append(path)
+        elif strict:
+            raise missing(td, path)
+    return _narrow(td, tuple(paths), keep=True)
+
+
+def exclude(td: NodeT, *keys: str | Path) -> NodeT:
+    """Return the tree without some entries; those that are not there are ignored.
+
+    A node stays, empty, when all of its entries are excluded.
+
+    Args:
+        td: the tree.
+        keys: keys or paths.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"n": {"a": 1}, "c": 3}).exclude(("n", "a"), "zzz").keys(True)
+        ('n', 'c')
+    """
+    paths = [as_path(key) for key in keys]
+    here = tuple([path for path in paths if td._schema.find(path) is not None])
+    return _narrow(td, here, keep=False)
+
+
+def _narrow(td: NodeT, paths: tuple[Path, ...], *, keep: bool) -> NodeT:
+    size = td.batch_size
+    schema, slots, sslots = td._schema.narrowed(paths, keep=keep)
+    leaves = tuple([td._leaves[slot] for slot in slots])
+    statics = td._statics
+    if len(sslots) != len(statics.values):
+        values = tuple([statics.values[slot] for slot in sslots])
+        statics = Statics(values) if values else NO_STATICS
+    return make(schema, leaves, statics, size, td._names)
+
+
+def with_batch_size(td: NodeT, batch_size: Size) -> NodeT:
+    """Return the same leaves read with another batch size.
+
+    Nested nodes with the batch size of their parent follow it; those with more
+    batch dims keep theirs. Names of dims that stay are kept.
+
+    Args:
+        td: the tree.
+        batch_size: a size with which every leaf starts.
+
+    Raises:
+        BatchSizeError: a leaf does not start with it.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3, 4)})
+        >>> td.with_batch_size([3, 4]).batch_size
+        torch.Size([3, 4])
+    """
+    size = as_size(batch_size)
+    old = td.batch_size
+    dims = len(size)
+    for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
+        if isinstance(leaf, torch.Tensor) and leaf.shape[:dims] != size:
+            raise misfit(path, leaf.shape, size)
+    schema = td._schema.rebased(len(old), dims)
+    names = td.names
+    if names is not None:
+        names = (*names[:dims], *(None,) * (dims - len(names)))
+    return make(schema, td._leaves, td._statics, size, as_names(names, dims))
+
+
+def with_names(td: NodeT, names: DimNames | None) -> NodeT:
+    """Return the tree with other names for its batch dims.
+
+    Args:
+        td: the tree.
+        names: one name (or None) for every batch dim; None removes all names.
+
+    Raises:
+        OptionError: the number of names is not that of the batch dims, a name is not
+            a non-empty string, or two are equal.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"a": torch.zeros(3)}, 3).with_names(["time"]).names
+        ('time',)
+    """
+    size = td.batch_size
+    given = as_names(names, len(size))
+    return make(td._schema, td._leaves, td._statics, size, given)

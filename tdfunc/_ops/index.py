@@ -1,0 +1,262 @@
+"""Indexing of batch dims, with everything that torch takes.
+
+The batch size of the result is what torch gives for a tensor of the batch shape:
+leaves are indexed with an index that can not reach their feature dims, and the
+batch size is read off the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tdfunc._core.batch import as_names
+from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.tree import map_leaves
+from tdfunc.errors import TreeIndexError
+
+if TYPE_CHECKING:
+    from tdfunc.typing import Index
+
+__all__ = ["at_index"]
+
+_BASIC = (int, slice, type(None), torch.SymInt)
+
+
+def at_index(td: NodeT, index: Index) -> NodeT:
+    """Return the tree at an index of its batch dims; ``td[index]``.
+
+    Takes ints, slices, None, Ellipsis (the remaining *batch* dims), lists, ranges,
+    arrays, tensors, masks, and tuples of them. A list is an index of rows, a tuple
+    one index for each dim, as in torch. Ints, slices and None give views of the
+    leaves, anything else copies.
+
+    Raises:
+        TreeIndexError: the index has more dims than the batch, is out of range, or a
+            mask does not have the shape of the dims that it indexes.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.arange(12).view(3, 4)}, batch_size=[3, 4])
+        >>> td[1, ..., None].batch_size, td[[0, 2]].batch_size
+        (torch.Size([4, 1]), torch.Size([2, 4]))
+    """
+    size = td.batch_size
+    if isinstance(index, int) and not isinstance(index, bool) and size:
+        # The hot path: one row.
+        if not -size[0] <= index < size[0]:
+            raise _out_of_range(td, index, 0)
+        leaves = tuple([leaf[index] for leaf in td._leaves])
+        names = td._names if td._names is None else as_names((td.names or ())[1:], len(size) - 1)  # noqa: E501
+        return make(td._schema, leaves, td._statics, size[1:], names)
+    plan = _normal(td, index)
+    schema = td._schema
+    if schema.n:
+        try:
+            leaves = map_leaves(schema, td._leaves, lambda leaf: leaf[plan])
+        except IndexError as error:
+            raise _bad(td, index, error) from error
+        new = leaves[0].shape[: leaves[0].dim() - schema.ranks()[0]]
+    else:
+        leaves = ()
+        try:
+            new = torch.empty(()).expand(size)[plan].shape
+        except IndexError as error:
+            raise _bad(td, index, error) from error
+    names = _names(td, plan, len(new)) if td._names is not None else None
+    return make(schema, leaves, td._statics, new, names)
+
+
+def _normal(td: Node, index: Any) -> Any:
+    """Return `index` as a tuple without Ellipsis that reaches batch dims only.
+
+    Sequences and masks become index tensors once, not once for every leaf.
+    """
+    size = td.batch_size
+    items: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    used = 0
+    ellipsis = -1
+    converted: list[Any] = []
+    for item in items:
+        if item is Ellipsis:
+            if ellipsis >= 0:
+                raise TreeIndexError(
+                    "an index can have one Ellipsis only", got=_show(index)
+                )
+            ellipsis = len(converted)
+            converted.append(item)
+            continue
+        item = item if isinstance(item, (bool, *_BASIC)) else _tensor(item, index)  # noqa: PLW2901
+        converted.append(item)
+        used += _dims_of(item)
+    dims = len(size)
+    if used > dims:
+        raise TreeIndexError(
+            "the index has more dims than the batch",
+            expected=f"at most {dims} for batch_size={list(size)}",
+            got=f"{used} in {_show(index)}",
+            fix="td.apply(lambda x: x[index], batch_size=...) reaches feature dims",
+        )
+    if ellipsis >= 0:
+        converted[ellipsis : ellipsis + 1] = [slice(None)] * (dims - used)
+    return _without_masks(td, converted, index)
+
+
+def _without_masks(td: Node, items: list[Any], index: Any) -> tuple[Any, ...]:
+    size = td.batch_size
+    out: list[Any] = []
+    at = 0
+    for item in items:
+        if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+            dims = item.dim()
+            if dims and item.shape != size[at : at + dims]:
+                raise TreeIndexError(
+                    "the mask does not have the shape of the dims that it indexes",
+                    expected=f"{list(size[at : at + dims])}, dims {at} to "
+                    f"{at + dims - 1} of batch_size={list(size)}",
+                    got=f"{list(item.shape)} in {_show(index)}",
+                )
+            at += dims
+            if dims and len(td._leaves) > 1:
+                # One search for the whole tree instead of one for every leaf.
+                out.extend(item.to(torch.bool).nonzero(as_tuple=True))
+            else:
+                out.append(item)
+            continue
+        if isinstance(item, int) and not isinstance(item, bool):
+            if not -size[at] <= item < size[at]:
+                raise _out_of_range(td, item, at)
+        at += _dims_of(item)
+        out.append(item)
+    return tuple(out)
+
+
+def _tensor(item: Any, index: Any) -> torch.Tensor:
+    """Return a list, range, tuple or array in an index as an index tensor."""
+    if isinstance(item, torch.Tensor):
+        kind = item.dtype
+        if kind.is_floating_point or kind.is_complex:
+            raise _bad_item(item, index)
+        return item
+    if isinstance(item, (np.ndarray, np.generic)):
+        if item.dtype.kind not in "biu":
+            raise _bad_item(item, index)
+        return torch.from_numpy(np.ascontiguousarray(item)).reshape(item.shape)  # pyright: ignore[reportUnknownMemberType]
+    if isinstance(item, (list, tuple, range)):
+        rows: Any = list(item)  # pyright: ignore[reportUnknownArgumentType]
+        try:
+            found = torch.as_tensor(rows)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise _bad_item(item, index) from error
+        if not rows:
+            found = found.to(torch.long)
+        if found.dtype.is_floating_point or found.dtype.is_complex:
+            raise _bad_item(item, index)
+        return found
+    if hasattr(item, "__index__"):
+        return torch.tensor(item.__index__())
+    raise _bad_item(item, index)
+
+
+def _dims_of(item: Any) -> int:
+    """Return how many dims of the batch an item of an index uses up."""
+    if item is None or isinstance(item, bool):
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.dim()
+    return 1
+
+
+def _names(td: Node, plan: tuple[Any, ...], dims: int) -> Any:
+    """Return the dim names after indexing.
+
+    A slice keeps the name of its dim, None makes an unnamed one, an int drops it.
+    One index tensor of one dim keeps the name; more dims, or more tensors, lose it.
+    """
+    names = td.names
+    if names is None:
+        return None
+    arrays = [i for i, item in enumerate(plan) if isinstance(item, (torch.Tensor, bool))]
+    ints = [i for i, item in enumerate(plan) if isinstance(item, int)]
+    out: list[str | None] = []
+    at = 0
+    if arrays:
+        single = len(arrays) == 1 and isinstance(plan[arrays[0]], torch.Tensor)
+        block = _block(plan, arrays, dims, len(names), single, names)  # noqa: FBT003
+        joined = sorted([*arrays, *ints])
+        together = joined == list(range(joined[0], joined[-1] + 1))
+        first = joined[0] if together else -1
+        if first < 0:
+            out.extend(block)
+    else:
+        block, first = [], -1
+    for i, item in enumerate(plan):
+        if i == first:
+            out.extend(block)
+        if item is None:
+            out.append(None)
+        elif isinstance(item, slice):
+            out.append(names[at])
+            at += 1
+        else:
+            at += _dims_of(item)
+    out.extend(names[at:])
+    return as_names(out, dims)
+
+
+def _block(
+    plan: tuple[Any, ...],
+    arrays: list[int],
+    dims: int,
+    total: int,
+    single: bool,  # noqa: FBT001
+    names: tuple[str | None, ...],
+) -> list[str | None]:
+    """Return the names of the dims that the index tensors make."""
+    kept = sum([item is None or isinstance(item, slice) for item in plan])
+    rest = total - sum([_dims_of(item) for item in plan])
+    made = dims - kept - rest
+    if single:
+        item = plan[arrays[0]]
+        at = sum([_dims_of(before) for before in plan[: arrays[0]]])
+        if made == 1 and item.dim() == 1:
+            return [names[at]]
+    return [None] * made
+
+
+def _show(index: Any) -> str:
+    text = repr(index)
+    return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004
+
+
+def _out_of_range(td: Node, index: int, dim: int) -> TreeIndexError:
+    size = td.batch_size
+    return TreeIndexError(
+        f"index {index} is out of range for batch dim {dim}",
+        expected=f"{-size[dim]} to {size[dim] - 1} for batch_size={list(size)}",
+        got=index,
+    )
+
+
+def _bad(td: Node, index: Any, error: Exception) -> TreeIndexError:
+    return TreeIndexError(
+        f"the index does not fit the batch: {error}",
+        expected=f"an index of batch_size={list(td.batch_size)}",
+        got=_show(index),
+    )
+
+
+def _bad_item(item: Any, index: Any) -> TreeIndexError:
+    fix = None
+    if isinstance(item, (list, tuple)) and any(isinstance(k, str) for k in item):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        fix = "td.select(*keys) takes several entries"
+    return TreeIndexError(
+        "this can not index batch dims",
+        expected="ints, slices, None, Ellipsis, or tensors, arrays and lists of ints "
+        "or booleans",
+        got=f"{type(item).__name__} in {_show(index)}",
+        fix=fix,
+    )

@@ -1,0 +1,502 @@
+"""Arithmetic and comparisons, leaf by leaf, with one rule for each kind of operand.
+
+- a number: acts on every leaf;
+- a tensor: its dims align with the *batch* dims, as if the tree were one tensor of
+  that shape, so that ``td * weights`` scales rows;
+- a tree: leaves are paired by path, batch dims broadcast with batch dims and feature
+  dims with feature dims; all entries must match. Statics and names come from the
+  left operand.
+
+The functions follow torch's of the same name in dtype promotion and rounding.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tdfunc._core._torch import foreach_works
+from tdfunc._core.mismatch import check_same_entries
+from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.statics import same_value
+from tdfunc._core.tree import feature_views, pointwise, zip_leaves
+from tdfunc.errors import OperandError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tdfunc._core.schema import Schema
+
+__all__ = [
+    "abs",
+    "add",
+    "div",
+    "eq",
+    "equal",
+    "floor_divide",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "mul",
+    "ne",
+    "neg",
+    "pow",
+    "remainder",
+    "sub",
+]
+
+Numbers = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def binary(
+    td: NodeT,
+    other: Any,
+    fn: Callable[[Any, Any], Any],
+    each: Callable[..., Any] | None = None,
+) -> NodeT:
+    """Return ``fn(leaf, other)`` for every leaf, by the rule for `other`'s kind.
+
+    Args:
+        td: the tree.
+        other: a number, a tensor, an array, or a tree.
+        fn: the function of two tensors, or of a tensor and a number.
+        each: its ``torch._foreach_*`` form, None if there is none.
+
+    Raises:
+        OperandError: `other` is of another kind, or does not broadcast.
+        StructureError: `other` is a tree with other entries.
+    """
+    if isinstance(other, Node):
+        return _with_tree(td, other, fn, each)
+    if isinstance(other, Numbers):
+        return pointwise(td, fn, each, other)
+    if isinstance(other, (np.ndarray, np.generic)):
+        other = torch.from_numpy(np.asarray(other))  # pyright: ignore[reportUnknownMemberType]
+    if isinstance(other, torch.Tensor):
+        return _with_tensor(td, other, fn, each)
+    raise OperandError(
+        "a tree can not be combined with this",
+        expected="a number, a tensor, or a tree",
+        got=type(other).__name__,
+        fix="TensorDict(other, batch_size) makes a tree of a mapping",
+    )
+
+
+def _with_tensor(
+    td: NodeT,
+    other: torch.Tensor,
+    fn: Callable[[Any, Any], Any],
+    each: Callable[..., Any] | None,
+) -> NodeT:
+    if other.dim() == 0:
+        return pointwise(td, fn, each, other)
+    size = td.batch_size
+    try:
+        joint = torch.broadcast_shapes(size, other.shape)
+    except RuntimeError:
+        raise OperandError(
+            "the tensor does not fit the batch size",
+            expected=f"a shape that broadcasts with {list(size)}",
+            got=f"shape {list(other.shape)}",
+            fix="td.apply(fn) reaches feature dims",
+        ) from None
+    views = feature_views(other, td._schema.ranks())
+    leaves = _paired(td._schema, td._leaves, views, fn, each)
+    names = td._names if joint == size else None
+    return make(td._schema, leaves, td._statics, joint, names)
+
+
+def _with_tree(
+    td: NodeT,
+    other: Node,
+    fn: Callable[[Any, Any], Any],
+    each: Callable[..., Any] | None,
+) -> NodeT:
+    size, osize = td.batch_size, other.batch_size
+    schema, oschema = td._schema, other._schema
+    if schema is oschema and size == osize:
+        leaves = _paired(schema, td._leaves, other._leaves, fn, each)
+        return make(schema, leaves, td._statics, size, td._names)
+    if not schema.matches(oschema):
+        check_same_entries((td, other), "the trees do not have the same entries")
+    try:
+        joint = torch.broadcast_shapes(size, osize)
+    except RuntimeError:
+        raise OperandError(
+            "the batch sizes do not broadcast",
+            expected=f"a batch size that broadcasts with {list(size)}",
+            got=list(osize),
+        ) from None
+    plan = schema.aligned(oschema, len(size), len(osize))
+    left = _padded(td._leaves, plan.mine, plan.joint)
+    right = _padded(other._leaves, plan.theirs, plan.joint)
+    leaves = _paired(schema, left, right, fn, each)
+    names = td._names if joint == size else None
+    return make(plan.schema, leaves, td._statics, joint, names)
+
+
+def _padded(
+    leaves: tuple[Any, ...],
+    segments: tuple[tuple[int, ...], ...],
+    wanted: tuple[tuple[int, ...], ...],
+) -> tuple[Any, ...]:
+    """Insert dims of size 1 in front of each segment that is shorter than wanted."""
+    if segments == wanted:
+        return leaves
+    out: list[Any] = []
+    for leaf, own, want in zip(leaves, segments, wanted, strict=True):
+        if own == want:
+            out.append(leaf)
+            continue
+        shape: list[int] = []
+        at = 0
+        for dims, most in zip(own, want, strict=True):
+            shape += [1] * (most - dims)
+            shape += leaf.shape[at : at + dims]
+            at += dims
+        out.append(leaf.reshape(shape))
+    return tuple(out)
+
+
+def _paired(
+    schema: Schema,
+    left: Any,
+    right: Any,
+    fn: Callable[[Any, Any], Any],
+    each: Callable[..., Any] | None,
+) -> tuple[Any, ...]:
+    from_each = _each_pair(left, right, each)
+    if from_each is not None:
+        return from_each
+    try:
+        return zip_leaves(schema, (left, right), fn)
+    except RuntimeError as error:
+        for path, x, y in zip(schema.paths(), left, right, strict=True):
+            try:
+                torch.broadcast_shapes(x.shape, y.shape)
+            except RuntimeError:
+                raise OperandError(
+                    "the leaves do not broadcast",
+                    path=path,
+                    expected=f"a shape that broadcasts with {list(x.shape)}",
+                    got=f"shape {list(y.shape)}",
+                ) from error
+        raise
+
+
+def _each_pair(
+    left: Any, right: Any, each: Callable[..., Any] | None
+) -> tuple[Any, ...] | None:
+    if each is None or not foreach_works(left) or not foreach_works(right):
+        return None
+    try:
+        return tuple(each(left, right))
+    except (RuntimeError, TypeError):
+        return None  # the loop says which leaf is wrong
+
+
+def add(td: NodeT, other: Any) -> NodeT:
+    """Return ``td + other``, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> td.add(torch.tensor([1.0, 2.0]))["x"].tolist()
+        [[1.0, 1.0], [2.0, 2.0]]
+    """
+    return binary(td, other, torch.add, torch._foreach_add)
+
+
+def sub(td: NodeT, other: Any) -> NodeT:
+    """Return ``td - other``, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> td.sub(1)["x"].tolist()
+        [[-1.0, -1.0], [-1.0, -1.0]]
+    """
+    return binary(td, other, torch.sub, torch._foreach_sub)
+
+
+def mul(td: NodeT, other: Any) -> NodeT:
+    """Return ``td * other``, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> (td + 2).mul(td + 3)["x"].tolist()
+        [[6.0, 6.0], [6.0, 6.0]]
+    """
+    return binary(td, other, torch.mul, torch._foreach_mul)
+
+
+def div(td: NodeT, other: Any) -> NodeT:
+    """Return ``td / other``, true division, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> (td + 1).div(2)["x"].tolist()
+        [[0.5, 0.5], [0.5, 0.5]]
+    """
+    return binary(td, other, torch.div, torch._foreach_div)
+
+
+def floor_divide(td: NodeT, other: Any) -> NodeT:
+    """Return ``td // other``, rounded down, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> (td - 1).floor_divide(2)["x"].tolist()
+        [[-1.0, -1.0], [-1.0, -1.0]]
+    """
+    return binary(td, other, torch.floor_divide)
+
+
+def remainder(td: NodeT, other: Any) -> NodeT:
+    """Return ``td % other``, with the sign of the divisor, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> (td - 1).remainder(3)["x"].tolist()
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
+    return binary(td, other, torch.remainder)
+
+
+def pow(td: NodeT, other: Any) -> NodeT:
+    """Return ``td ** other``, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 2)}, batch_size=2)
+        >>> (td + 3).pow(2)["x"].tolist()
+        [[9.0, 9.0], [9.0, 9.0]]
+    """
+    return binary(td, other, torch.pow, torch._foreach_pow)
+
+
+def radd(td: NodeT, other: Any) -> NodeT:
+    """Return ``other + td``."""
+    return binary(td, other, lambda x, y: operator.add(y, x))
+
+
+def rsub(td: NodeT, other: Any) -> NodeT:
+    """Return ``other - td``."""
+    return binary(td, other, lambda x, y: operator.sub(y, x))
+
+
+def rmul(td: NodeT, other: Any) -> NodeT:
+    """Return ``other * td``."""
+    return binary(td, other, lambda x, y: operator.mul(y, x))
+
+
+def rtruediv(td: NodeT, other: Any) -> NodeT:
+    """Return ``other / td``."""
+    return binary(td, other, lambda x, y: operator.truediv(y, x))
+
+
+def rfloordiv(td: NodeT, other: Any) -> NodeT:
+    """Return ``other // td``."""
+    return binary(td, other, lambda x, y: operator.floordiv(y, x))
+
+
+def rmod(td: NodeT, other: Any) -> NodeT:
+    """Return ``other % td``."""
+    return binary(td, other, lambda x, y: operator.mod(y, x))
+
+
+def rpow(td: NodeT, other: Any) -> NodeT:
+    """Return ``other ** td``."""
+    return binary(td, other, lambda x, y: operator.pow(y, x))
+
+
+def eq(td: NodeT, other: Any) -> NodeT:
+    """Return a tree of booleans: ``td == other``, element by element.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(2)}, 2).eq(0)["x"].tolist()
+        [True, False]
+    """
+    return binary(td, other, torch.eq)
+
+
+def ne(td: NodeT, other: Any) -> NodeT:
+    """Return a tree of booleans: ``td != other``, element by element.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(2)}, 2).ne(0)["x"].tolist()
+        [False, True]
+    """
+    return binary(td, other, torch.ne)
+
+
+def lt(td: NodeT, other: Any) -> NodeT:
+    """Return a tree of booleans: ``td < other``, element by element.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(2)}, 2).lt(0)["x"].tolist()
+        [False, False]
+    """
+    return binary(td, other, torch.lt)
+
+
+def le(td: NodeT, other: Any) -> NodeT:
+    """Return a tree of booleans: ``td <= other``, element by element.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(2)}, 2).le(0)["x"].tolist()
+        [True, False]
+    """
+    return binary(td, other, torch.le)
+
+
+def gt(td: NodeT, other: Any) -> NodeT:
+    """Return a tree of booleans: ``td > other``, element by element.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(2)}, 2).gt(0)["x"].tolist()
+        [False, True]
+    """
+    return binary(td, other, torch.gt)
+
+
+def ge(td: NodeT, other: Any) -> NodeT:
+    """Return a tree of booleans: ``td >= other``, element by element.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(2)}, 2).ge(0)["x"].tolist()
+        [True, True]
+    """
+    return binary(td, other, torch.ge)
+
+
+def eq_operator(td: NodeT, other: Any) -> NodeT:
+    """Return ``td == other``; NotImplemented for what is neither number nor tree."""
+    return eq(td, other) if _comparable(other) else NotImplemented
+
+
+def ne_operator(td: NodeT, other: Any) -> NodeT:
+    """Return ``td != other``; NotImplemented for what is neither number nor tree."""
+    return ne(td, other) if _comparable(other) else NotImplemented
+
+
+def _comparable(other: Any) -> bool:
+    kinds = (Node, torch.Tensor, np.ndarray, np.generic, *Numbers)
+    return isinstance(other, kinds)
+
+
+def neg(td: NodeT) -> NodeT:
+    """Return ``-td``, leaf by leaf."""
+    return pointwise(td, torch.neg, torch._foreach_neg)
+
+
+def abs(td: NodeT) -> NodeT:  # noqa: A001 - torch's name
+    """Return the absolute value of every element.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([-1.0, 2.0])}).abs()["x"].tolist()
+        [1.0, 2.0]
+    """
+    return pointwise(td, torch.abs, torch._foreach_abs)
+
+
+def equal(td: Node, other: Node, *, equal_nan: bool = False) -> bool:
+    """Return whether two trees are the same in everything but key order.
+
+    Compares entries and node classes, statics, batch sizes (of nested nodes too),
+    and for every leaf dtype, shape and values. Names and devices are not compared.
+
+    Args:
+        td: the tree.
+        other: what to compare with; anything but a tree is not equal.
+        equal_nan: NaN equals NaN.
+
+    Returns:
+        A Python bool, so it can not be traced; ``(a == b).all()`` can.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> a = TensorDict({"x": 1, "s": "text"})
+        >>> a.equal(a.set("x", 1)), a.equal(a.set("s", "other"))
+        (True, False)
+    """
+    if not isinstance(other, Node) or type(td) is not type(other):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return False
+    if td.batch_size != other.batch_size:
+        return False
+    schema, oschema = td._schema, other._schema
+    if not schema.matches(oschema) or td._statics != other._statics:
+        return False
+    if schema.leaf_kids() != oschema.leaf_kids():
+        return False
+    return all(
+        [
+            _same_leaf(x, y, equal_nan)
+            for x, y in zip(td._leaves, other._leaves, strict=True)
+        ]
+    )
+
+
+def _same_leaf(x: Any, y: Any, equal_nan: bool) -> bool:  # noqa: FBT001
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return same_value(x, y)
+    if x.dtype != y.dtype or x.shape != y.shape or x.device != y.device:
+        return False
+    if not equal_nan or not (x.is_floating_point() or x.is_complex()):
+        return torch.equal(x, y)
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())

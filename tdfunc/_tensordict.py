@@ -1,0 +1,224 @@
+"""The trees that users make: operations bound as methods, and the constructor.
+
+An operation is written once, as a function on the abstract node; here the same
+function object becomes the method of the same name. `Tree` is that table;
+`TensorDict` adds how one is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+from tdfunc._core import repr as _repr
+from tdfunc._core.batch import as_names, as_size
+from tdfunc._core.build import assemble
+from tdfunc._core.node import Node
+from tdfunc._ops import convert, entries, index, join, leafwise, pointwise, reduce, shape
+from tdfunc._ops.torch_functions import torch_function
+from tdfunc.errors import InvalidLeafError, OptionError
+from tdfunc.func import _modules, _partition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tdfunc.typing import Device, DimNames, Entries, Size
+
+__all__ = ["TensorDict", "Tree"]
+
+
+class Tree(Node):
+    """A node with all operations bound as methods; the base of every kind of tree."""
+
+    __slots__ = ()
+
+    # Entries
+    set = entries.set_entry
+    update = entries.update
+    replace = entries.replace
+    drop = entries.drop
+    select = entries.select
+    exclude = entries.exclude
+    with_batch_size = entries.with_batch_size
+    with_names = entries.with_names
+    with_statics = convert.with_statics
+
+    # Leaves
+    apply = leafwise.apply
+    named_apply = leafwise.named_apply
+    to = convert.to
+    detach = convert.detach
+    clone = convert.clone
+    contiguous = convert.contiguous
+    to_dict = convert.to_dict
+
+    # Shape
+    _at_index = index.at_index
+    reshape = shape.reshape
+    unsqueeze = shape.unsqueeze
+    squeeze = shape.squeeze
+    permute = shape.permute
+    transpose = shape.transpose
+    expand = shape.expand
+    unbind = shape.unbind
+    __iter__ = shape.iterate
+
+    # Arithmetic
+    add = pointwise.add
+    sub = pointwise.sub
+    mul = pointwise.mul
+    div = pointwise.div
+    floor_divide = pointwise.floor_divide
+    remainder = pointwise.remainder
+    pow = pointwise.pow
+    neg = pointwise.neg
+    abs = pointwise.abs
+    eq = pointwise.eq
+    ne = pointwise.ne
+    lt = pointwise.lt
+    le = pointwise.le
+    gt = pointwise.gt
+    ge = pointwise.ge
+    equal = pointwise.equal
+    __add__ = pointwise.add
+    __radd__ = pointwise.radd
+    __sub__ = pointwise.sub
+    __rsub__ = pointwise.rsub
+    __mul__ = pointwise.mul
+    __rmul__ = pointwise.rmul
+    __truediv__ = pointwise.div
+    __rtruediv__ = pointwise.rtruediv
+    __floordiv__ = pointwise.floor_divide
+    __rfloordiv__ = pointwise.rfloordiv
+    __mod__ = pointwise.remainder
+    __rmod__ = pointwise.rmod
+    __pow__ = pointwise.pow
+    __rpow__ = pointwise.rpow
+    __neg__ = pointwise.neg
+    __abs__ = pointwise.abs
+    __lt__ = pointwise.lt
+    __le__ = pointwise.le
+    __gt__ = pointwise.gt
+    __ge__ = pointwise.ge
+    __eq__ = pointwise.eq_operator  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    __ne__ = pointwise.ne_operator  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    # By identity, as for tensors: equality is elementwise.
+    __hash__ = object.__hash__
+
+    # Reductions
+    sum = reduce.sum
+    mean = reduce.mean
+
+    # Printing
+    __repr__ = _repr.compact
+    _repr_html_ = _repr.html
+    to_tree_string = _repr.full
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return torch_function(func, types, args, kwargs)
+
+    stack = staticmethod(join.stack)
+    cat = staticmethod(join.cat)
+
+
+@final
+class TensorDict(Tree, plain=True):
+    """An immutable dictionary of tensors that share leading batch dims.
+
+    Args:
+        source: a mapping of names to tensors, numbers, arrays, nested mappings and
+            trees; or a tree. Any other object becomes a static: one value for the
+            whole node. None for an empty tree or keyword entries.
+        batch_size: the leading dims that every tensor has, ``[]`` by default (for a
+            tree as source: its own). Nested mappings get the same; nested trees may
+            have more batch dims.
+        device: where to move the tensors, None to leave them where they are.
+        names: one name (or None) for every batch dim.
+        entries: entries by keyword, instead of `source`.
+
+    Tensors are taken by reference, and so are writable NumPy arrays: who writes into
+    them afterwards changes what the tree shows. `clone` first if that can happen.
+
+    Raises:
+        BatchSizeError: a tensor does not start with the batch size.
+        InvalidKeyError: a key is not a non-empty string.
+        InvalidLeafError: a value can not be an entry.
+        OptionError: both `source` and keyword entries, a batch size or names that
+            are none.
+        StructureError: a mapping contains itself.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"pos": torch.zeros(5, 3), "hidden": torch.zeros(5, 4)}, 5)
+        TensorDict(batch_size=[5], fields={hidden: f32[4], pos: f32[3]})
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        source: Entries | Node | None = None,
+        batch_size: Size | None = None,
+        *,
+        device: Device | None = None,
+        names: DimNames | None = None,
+        **entries: Any,
+    ) -> None:
+        if source is None:
+            source = entries
+        elif entries:
+            raise OptionError(
+                "entries are given twice",
+                expected="a mapping, or keyword entries",
+                got=f"both, with keywords {sorted(entries)}",
+                fix="TensorDict({**mapping, **keywords}, batch_size)",
+            )
+        if isinstance(source, Node) and batch_size is None:
+            batch_size = source.batch_size
+            names = source.names if names is None else names
+        elif not isinstance(source, (Mapping, Node)):
+            raise InvalidLeafError(
+                "a tree is made of a mapping",
+                expected="a mapping or a tree",
+                got=type(source).__name__,
+            )
+        size = as_size(() if batch_size is None else batch_size)
+        part = assemble(source, size, TensorDict, device=device)  # pyright: ignore[reportArgumentType]
+        self._schema = part.kid  # pyright: ignore[reportAttributeAccessIssue]
+        self._leaves = part.leaves
+        self._statics = part.statics
+        self._batch_size = size
+        self._names = None if names is None else as_names(names, len(size))
+
+    @classmethod
+    def from_dict(
+        cls,
+        entries: Entries,
+        *,
+        batch_size: Size | None = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Device | None = None,
+        names: DimNames | None = None,
+    ) -> TensorDict:
+        """Return the tree of a mapping; see `tdfunc.from_dict`."""
+        return convert.from_dict(
+            entries,
+            batch_size=batch_size,
+            auto_batch_size=auto_batch_size,
+            batch_dims=batch_dims,
+            device=device,
+            names=names,
+            cls=cls,
+        )
+
+    from_module = staticmethod(_modules.from_module)
+    from_modules = staticmethod(_modules.from_modules)

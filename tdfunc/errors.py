@@ -1,0 +1,173 @@
+"""The errors that tdfunc raises.
+
+Every error says what was tried, where, what was expected, what came, and the
+call that works. Each class inherits the builtin that a caller would catch, so
+``except KeyError`` keeps working, and `TdfuncError` catches all of them.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tdfunc.typing import Path
+
+__all__ = [
+    "BatchSizeError",
+    "ImmutableError",
+    "InvalidKeyError",
+    "InvalidLeafError",
+    "MissingKeyError",
+    "OperandError",
+    "OptionError",
+    "PathThroughLeafError",
+    "PureNameError",
+    "ShapeError",
+    "StructureError",
+    "TdfuncError",
+    "TreeIndexError",
+]
+
+
+class TdfuncError(Exception):
+    """Base of every error of this library.
+
+    Args:
+        what: what was tried and why it can not be done, one sentence.
+        path: where in the tree, as a tuple of keys; None when it is not one entry.
+        expected: what would have been right.
+        got: what came instead.
+        fix: the call that works.
+
+    Examples:
+        >>> print(TdfuncError("leaf is too short", path=("a",), fix="pass batch_size=[]"))
+        leaf is too short - at td['a'] - to fix: pass batch_size=[]
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        path: Path | None = None,
+        expected: object = None,
+        got: object = None,
+        fix: str | None = None,
+    ) -> None:
+        parts = [what]
+        if path is not None:
+            parts.append(f"at {show_path(path)}")
+        if expected is not None:
+            parts.append(f"expected {expected}")
+        if got is not None:
+            parts.append(f"got {got}")
+        if fix is not None:
+            parts.append(f"to fix: {fix}")
+        super().__init__(" - ".join(parts))
+        self.what = what
+        self.path = path
+        self.expected = expected
+        self.got = got
+        self.fix = fix
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message, quotes and all.
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = (self.what, self.path, str_or_none(self.expected))
+        return _rebuild, (type(self), *fields, str_or_none(self.got), self.fix)
+
+
+def _rebuild(
+    cls: type[TdfuncError],
+    what: str,
+    path: Path | None,
+    expected: object,
+    got: object,
+    fix: str | None,
+) -> TdfuncError:
+    return cls(what, path=path, expected=expected, got=got, fix=fix)
+
+
+class MissingKeyError(TdfuncError, KeyError):
+    """An entry that was asked for is not there."""
+
+
+class InvalidKeyError(TdfuncError, TypeError, ValueError):
+    """A key is not a non-empty string, or a path is not a tuple of keys."""
+
+
+class PathThroughLeafError(TdfuncError, KeyError, ValueError):
+    """A path goes on below an entry that is a tensor or a static value."""
+
+
+class InvalidLeafError(TdfuncError, TypeError):
+    """A value can not be an entry of a tree, or a function returned no tensor."""
+
+
+class BatchSizeError(TdfuncError, ValueError):
+    """A leaf does not start with the batch size of its node."""
+
+
+class ShapeError(TdfuncError, ValueError):
+    """A shape, a dim or a number of dims does not fit the batch size."""
+
+
+class TreeIndexError(TdfuncError, IndexError):
+    """An index does not fit the batch dims of the tree."""
+
+
+class StructureError(TdfuncError, KeyError, ValueError):
+    """Trees that must have the same entries do not; all differences are listed."""
+
+
+class OperandError(TdfuncError, TypeError, ValueError):
+    """An operand can not be combined with the tree."""
+
+
+class OptionError(TdfuncError, ValueError, TypeError):
+    """Options that exclude each other, or a value that an option does not take."""
+
+
+class ImmutableError(TdfuncError, TypeError):
+    """An attempt to change a node in place."""
+
+
+class PureNameError(TdfuncError, AttributeError):
+    """A name of the mutable API; the message gives the pure spelling."""
+
+
+def show_path(path: Path) -> str:
+    """Return `path` as the Python expression that reads it.
+
+    Examples:
+        >>> show_path(("a", "b"))
+        "td['a', 'b']"
+    """
+    return f"td[{', '.join(map(repr, path))}]" if path else "td"
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Return the known names most like `name`, for an error message.
+
+    Examples:
+        >>> nearest("obz", ["obs", "act"])
+        "one of 'obs'"
+        >>> nearest("x", [])
+        'nothing: the node is empty'
+    """
+    names = list(known)
+    if not names:
+        return "nothing: the node is empty"
+    close = get_close_matches(name, names, limit) or names[:limit]
+    shown = ", ".join(map(repr, close))
+    more = len(names) - len(close)
+    return f"one of {shown}" + (f" and {more} more" if more else "")
+
+
+def str_or_none(value: object) -> str | None:
+    """Return ``str(value)``, or None for None: errors must pickle."""
+    return None if value is None else str(value)

@@ -1,0 +1,657 @@
+"""Call a module with other tensors in it, and leave the module alone.
+
+``torch.func.functional_call`` swaps tensors inside the module and back: while it
+runs, another thread sees them, and what forward assigns to attributes stays. Here
+the call runs on a *structural copy* instead: new objects for all submodules, made
+for this call, that share everything but the tensors with the originals.
+
+Buffers are cloned inside the transform that is running, so that batch norm and its
+like can write their statistics in place; what they wrote is returned.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict, defaultdict
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as torch_pytree
+
+from tdfunc._core._torch import inside_functorch, is_compiling
+from tdfunc.errors import InvalidLeafError, MissingKeyError, OptionError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["call_pure"]
+
+_T = TypeVar("_T")
+
+
+def _never_alone(code: CodeType) -> None:
+    frames = torch._C._dynamo.eval_frame
+    frames.set_code_exec_strategy(
+        code,
+        frames._FrameExecStrategy(
+            frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        ),
+    )
+
+
+def _inlined(target: _T) -> _T:
+    """Let Dynamo trace `target` within its caller only, never as a frame of its own.
+
+    Where it can not trace a call to the end it runs the frame in Python, and then
+    compiles the frames that are called from there one by one, blind to what these
+    share: dicts here, and the attributes of objects that are those dicts.
+    """
+    functions = vars(target).values() if isinstance(target, type) else (target,)
+    codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
+    while codes:
+        code = codes.pop()
+        _never_alone(code)
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return target
+
+
+@_inlined
+def call_pure(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Tensor]]:
+    """Call `module` with `tensors` in place of its own, and leave it as it was.
+
+    The output is that of a deep copy of `module` with `tensors` loaded into it: in
+    eager code and under ``vmap``, ``grad`` and the other transforms in any nesting,
+    from any number of threads, and in functions compiled with ``fullgraph=True``.
+    Attributes, buffers and hooks that forward sets are set on the structural copy
+    that is called, and vanish with it.
+
+    Buffers are cloned at every call; parameters are not, except the weight of an
+    embedding with `max_norm`, which torch rescales in place. In training mode under
+    a transform the persistent floating buffers are expanded to all mapped sizes,
+    for ``vmap`` refuses to write batched values into unbatched tensors: keep large
+    constants in non-persistent buffers, or in submodules in eval mode.
+
+    Tensors that are tied in `module` stay tied: a tensor given for one of the names
+    stands for all of them, except for those that are given one of their own.
+    References to submodules are followed through attributes, hooks, bound methods,
+    partials, closures, weak references, and built-in containers of them.
+
+    What a copy can not protect: lists, dicts, unregistered tensors and other objects
+    in attributes that forward *mutates* (assigning them is safe), parameters that
+    forward writes into in place, the state of random number generators, and global
+    state. Where another kind of object holds a submodule, it leads to the original
+    and its tensors. A value that was computed from the module's own tensors and kept
+    in an attribute is used as it is.
+
+    Args:
+        module: any module that is not scripted, compiled or uninitialised.
+        tensors: by dotted name ("0.weight", "bn.running_mean"); a parameter or
+            buffer whose name is absent keeps the module's own tensor.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
+
+    Returns:
+        The output, and the buffers after the call by dotted name: those of
+        ``module.named_buffers()``, under the names used in `tensors` where these
+        differ, and those registered as None that forward has set. The library keeps
+        no reference to them, and they share no memory with what was given.
+
+    Raises:
+        InvalidLeafError: `module` is not an ``nn.Module``.
+        MissingKeyError: names in `tensors` are no parameter or buffer of `module`.
+        OptionError: `module` or a part of it is scripted, compiled, wrapped for data
+            parallelism, or not initialised yet; two names of one shared submodule
+            have different tensors; parametrizations are being cached.
+
+    Examples:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> x = torch.arange(8.0).view(4, 2)
+        >>> output, buffers = call_pure(norm, {"weight": torch.full((2,), 3.0)}, (x,))
+        >>> buffers["running_mean"]
+        tensor([0.3000, 0.4000])
+        >>> norm.running_mean
+        tensor([0., 0.])
+    """
+    if not isinstance(module, nn.Module):
+        raise InvalidLeafError(
+            "only a module can be called with other tensors in it",
+            expected="a torch.nn.Module",
+            got=type(module).__name__,
+        )
+    job = _Job(tensors)
+    replica = job.copy(module, "")
+    if job.found != len(tensors):
+        job.set_aliases(module)
+    if job.unset and job.found:
+        job.tie_parameters()
+    job.redirect()
+    reported = job.set_buffers(job.mapped_zero((args, kwargs)))
+    output = replica(*args, **(kwargs or {}))
+    after: dict[str, Tensor] = {}
+    for name, holder, key in reported:
+        # Read again: forward may have put another tensor there.
+        tensor = holder.__dict__["_buffers"].get(key)
+        if tensor is not None:
+            after[name] = tensor
+    return output, after
+
+
+# The attributes that every module has. The tensors, submodules and hooks among them
+# get treatment of their own, and a call does not use the others.
+_BASE_ATTRIBUTES = frozenset(vars(nn.Module())) | {
+    "_flat_weights",
+    "_flat_weight_refs",
+}
+
+# Copied too, for a forward may register a hook, run, and remove it again.
+_HOOK_DICTS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+# The bulk of all attributes, which can not refer to a module.
+_INERT_TYPES = frozenset(
+    {bool, int, float, complex, str, bytes, NoneType, Tensor, nn.Parameter}
+    | {torch.dtype, torch.device, torch.Size}
+)
+_SEQUENCE_TYPES = frozenset({list, tuple, set, frozenset})
+_MAPPING_TYPES = frozenset({dict, OrderedDict, defaultdict})
+_LAZY_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
+
+
+@_inlined
+class _Buffer(NamedTuple):
+    """One registered buffer, and what the call has for it."""
+
+    name: str  # dotted, as it will be reported
+    replica: nn.Module  # the copy that holds it
+    key: str  # its name there
+    own: Tensor | None  # what the original module holds
+    given: Tensor | None  # what the caller gave
+    trains: bool  # whether forward may write values of the current transform into it
+
+    @property
+    def value(self) -> Tensor | None:
+        return self.own if self.given is None else self.given
+
+    @property
+    def written(self) -> bool:
+        """Whether mapped values may be written: integers count alike in all rows."""
+        value = self.value
+        return (
+            self.trains
+            and value is not None
+            and (value.is_floating_point() or value.is_complex())
+            and value.layout is torch.strided
+        )
+
+
+@_inlined
+class _Job:
+    """The making of one structural copy, for one call.
+
+    Everything goes straight from dict to dict: nn.Module's own attribute access
+    costs ten times as much, and does not take a plain tensor for a parameter.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.found = 0  # how many of them have a place
+        self.copies: dict[int, nn.Module] = {}  # by id of the original
+        self.pairs: list[tuple[nn.Module, nn.Module]] = []  # original and copy
+        self.unset: list[tuple[dict[str, Any], str, Tensor]] = []  # parameters
+        self.buffers: list[_Buffer] = []
+        self.seen: set[int] = set()  # ids of the values that were followed
+        self.followed: dict[int, Any] = {}  # what was made of them, by id
+        self.replaced = 0  # how many references were turned
+        self.checked: set[type] = set()
+
+    def copy(self, source: nn.Module, prefix: str) -> nn.Module:
+        """Return a copy of `source` that holds the tensors of this job."""
+        cls = type(source)
+        own = source.__dict__
+        if cls not in self.checked:
+            _check_class(cls, prefix)
+            self.checked.add(cls)
+        if own.get("_compiled_call_impl") is not None:
+            raise _compiled_module(prefix)
+        replica: nn.Module = object.__new__(cls)
+        self.copies[id(source)] = replica
+        self.pairs.append((source, replica))
+        attributes = replica.__dict__
+        attributes.update(own)
+        if is_compiling():
+            _bind_methods(replica)
+        self._copy_parameters(own, attributes, prefix)
+        if own["_buffers"]:
+            self._copy_buffers(own, replica, prefix)
+        else:
+            attributes["_buffers"] = {}
+        attributes["_non_persistent_buffers_set"] = set(
+            own["_non_persistent_buffers_set"]
+        )
+        children = attributes["_modules"] = own["_modules"].copy()
+        for name, child in own["_modules"].items():
+            if child is not None:
+                known = self.copies.get(id(child))
+                if known is None:
+                    known = self.copy(child, f"{prefix}{name}.")
+                children[name] = known
+        if "parametrizations" in children:
+            _check_parametrizations(prefix)
+        return replica
+
+    def _copy_parameters(
+        self, own: dict[str, Any], attributes: dict[str, Any], prefix: str
+    ) -> None:
+        fresh = attributes["_parameters"] = own["_parameters"].copy()
+        for name, tensor in own["_parameters"].items():
+            if tensor is None:
+                # Registered without a value: a tensor for it would be one too many.
+                continue
+            if type(tensor) in _LAZY_TYPES:
+                raise _uninitialized(prefix + name)
+            given = self.tensors.get(prefix + name)
+            if given is None:
+                self.unset.append((fresh, name, tensor))
+            else:
+                fresh[name] = given
+                self.found += 1
+
+    def _copy_buffers(
+        self, own: dict[str, Any], replica: nn.Module, prefix: str
+    ) -> None:
+        replica.__dict__["_buffers"] = own["_buffers"].copy()
+        trains = own["training"]
+        transient = own["_non_persistent_buffers_set"]
+        for name, tensor in own["_buffers"].items():
+            if type(tensor) in _LAZY_TYPES:
+                raise _uninitialized(prefix + name)
+            given = self.tensors.get(prefix + name)
+            if given is not None:
+                self.found += 1
+            written = trains and name not in transient
+            slot = _Buffer(prefix + name, replica, name, tensor, given, written)
+            self.buffers.append(slot)
+
+    def set_aliases(self, module: nn.Module) -> None:
+        """Set what was given under a further name of a shared submodule.
+
+        Raises for the names that are none.
+        """
+        # `copy` uses the first name of a submodule, as named_modules() does.
+        prefixes = {
+            id(part): f"{path}." if path else ""
+            for path, part in module.named_modules()
+        }
+        first_names = [
+            prefixes[id(source)] + key
+            for source, _ in self.pairs
+            for key in _tensor_keys(source)
+        ]
+        used = {name: name for name in first_names if name in self.tensors}
+        unknown: list[str] = []
+        for name, given in self.tensors.items():
+            if name in used:
+                continue
+            path, _, key = name.rpartition(".")
+            owner = _submodule(module, path)
+            if owner is None or key not in _tensor_keys(owner):
+                unknown.append(name)
+                continue
+            rival = used.setdefault(prefixes[id(owner)] + key, name)
+            if self.tensors[rival] is not given:
+                raise OptionError(
+                    f"{rival!r} and {name!r} are one tensor of a shared submodule, "
+                    f"and can not have two values",
+                    fix="give the tensor under one of these names",
+                )
+            self._set_alias(name, self.copies[id(owner)], key)
+        if unknown:
+            hints = (f"{name!r} ({nearest(name, first_names)}?)" for name in unknown)
+            raise MissingKeyError(
+                f"{type(module).__name__} has no such parameters or buffers: "
+                + ", ".join(hints),
+                fix="drop these entries, or pass the module that they belong to",
+            )
+
+    def _set_alias(self, name: str, replica: nn.Module, key: str) -> None:
+        given = self.tensors[name]
+        parameters = replica.__dict__["_parameters"]
+        if key in parameters:
+            parameters[key] = given
+            return
+        for i, slot in enumerate(self.buffers):
+            if slot.replica is replica and slot.key == key:
+                if slot.given is None:
+                    self.buffers[i] = slot._replace(name=name, given=given)
+                else:
+                    self.buffers.append(slot._replace(name=name))
+                return
+
+    def tie_parameters(self) -> None:
+        """Set the parameters that are tied to one that was given under its name."""
+        given: dict[int, Tensor] = {}
+        for source, replica in self.pairs:
+            fresh = replica.__dict__["_parameters"]
+            for name, own in source.__dict__["_parameters"].items():
+                if fresh[name] is not own:
+                    given.setdefault(id(own), fresh[name])
+        for fresh, name, own in self.unset:
+            fresh[name] = given.get(id(own), own)
+
+    def mapped_zero(self, arguments: Any) -> Tensor | None:
+        """Return a zero that is batched wherever a tensor of the call is.
+
+        None if no buffer has to be expanded. Added to an unbatched tensor it makes
+        a batched copy, in public operations only, which Dynamo can trace too. While
+        compiling a transform can not be told from none, and the sum costs nothing.
+        """
+        if not (is_compiling() or inside_functorch()):
+            return None
+        buffer = next((slot.value for slot in self.buffers if slot.written), None)
+        if buffer is None:
+            return None
+        zero: Tensor | None = None
+        for leaf in (*self.tensors.values(), *torch_pytree.tree_leaves(arguments)):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                one = leaf.new_zeros((), dtype=torch.float32, device=buffer.device)
+                zero = one if zero is None else zero + one
+        return zero
+
+    def set_buffers(self, zero: Tensor | None) -> list[tuple[str, nn.Module, str]]:
+        """Put clones of the buffers into the copies.
+
+        Returns the name, holder and key of every buffer to report.
+        """
+        # By id of the original's tensor: the tensor that stands for it, its clone.
+        clones: dict[int, tuple[Tensor, Tensor]] = {}
+        for slot in self.buffers:
+            if slot.given is not None:
+                self._set_clone(slot, slot.given, zero, clones)
+        reported: list[tuple[str, nn.Module, str]] = []
+        for slot in self.buffers:
+            if slot.given is None and slot.own is not None:
+                tied = clones.get(id(slot.own))
+                if tied is not None:
+                    slot.replica.__dict__["_buffers"][slot.key] = tied[1]
+                    continue
+                self._set_clone(slot, slot.own, zero, clones)
+            reported.append((slot.name, slot.replica, slot.key))
+        return reported
+
+    def _set_clone(
+        self,
+        slot: _Buffer,
+        value: Tensor,
+        zero: Tensor | None,
+        clones: dict[int, tuple[Tensor, Tensor]],
+    ) -> None:
+        known = None if slot.own is None else clones.get(id(slot.own))
+        if known is not None and known[0] is value:
+            clone = known[1]
+        elif zero is not None and slot.written:
+            clone = value + zero.to(value.device, value.dtype)
+        else:
+            clone = value.clone()
+        slot.replica.__dict__["_buffers"][slot.key] = clone
+        if slot.own is not None:
+            clones.setdefault(id(slot.own), (value, clone))
+
+    def redirect(self) -> None:
+        """Replace what leads to the originals from within the copies."""
+        for source, replica in self.pairs:
+            own = source.__dict__
+            attributes = replica.__dict__
+            for name in _HOOK_DICTS:
+                hooks = own[name]
+                # An OrderedDict, because the handle of a hook keeps a weak
+                # reference to the dict, which a plain one does not allow.
+                attributes[name] = (
+                    OrderedDict([(key, self.follow(hooks[key])) for key in hooks])
+                    if hooks
+                    else OrderedDict()
+                )
+            for name, value in own.items():
+                if name not in _BASE_ATTRIBUTES and type(value) not in _INERT_TYPES:
+                    attributes[name] = self.follow(value)
+            if own.get("max_norm") is not None:
+                self._protect_embedding(source, replica)
+            if isinstance(source, nn.RNNBase):
+                _set_flat_weights(own, attributes)
+
+    def _protect_embedding(self, source: nn.Module, replica: nn.Module) -> None:
+        if not isinstance(source, (nn.Embedding, nn.EmbeddingBag)):
+            return
+        weight = replica.__dict__["_parameters"].get("weight")
+        if weight is None:
+            return
+        clone = weight.clone()
+        # Every holder sees the rescaled rows, as it would without the clone.
+        for _, other in self.pairs:
+            parameters = other.__dict__["_parameters"]
+            for name, tensor in parameters.items():
+                if tensor is weight:
+                    parameters[name] = clone
+
+    def follow(self, value: Any) -> Any:
+        """Return `value`, or if it leads to an original, one that leads to its copy."""
+        kind = type(value)
+        if kind in _INERT_TYPES:
+            return value
+        key = id(value)
+        result = self.copies.get(key)
+        if result is None:
+            result = self.followed.get(key)
+        if result is not None:
+            self.replaced += 1
+            return result
+        if key in self.seen:  # leads nowhere, or holds itself
+            return value
+        self.seen.add(key)
+        # Counted, because Dynamo can not compare all containers by identity.
+        before = self.replaced
+        result = self._rebuild(kind, value)
+        if self.replaced == before:
+            return value
+        self.followed[key] = result
+        return result
+
+    def _rebuild(self, kind: type, value: Any) -> Any:
+        """Return `value` made anew of what its parts lead to."""
+        if kind in _SEQUENCE_TYPES:
+            if _INERT_TYPES.issuperset(map(type, value)):
+                return value
+            return kind([self.follow(item) for item in value])
+        if kind in _MAPPING_TYPES:
+            if _INERT_TYPES.issuperset(
+                map(type, value.values())
+            ) and _INERT_TYPES.issuperset(map(type, value)):
+                return value
+            result = value.copy()  # keeps the factory of a defaultdict
+            result.clear()
+            result.update([(self.follow(k), self.follow(v)) for k, v in value.items()])
+            return result
+        if kind is MethodType:
+            return value.__func__.__get__(self.follow(value.__self__))
+        if kind is partial:
+            keywords = self.follow(value.keywords)
+            return partial(self.follow(value.func), *self.follow(value.args), **keywords)
+        if kind is weakref.ref:
+            target = self.follow(value())
+            return value if target is None else weakref.ref(target)
+        if kind is FunctionType:
+            return self._rebuild_function(value)
+        return value
+
+    def _rebuild_function(self, function: FunctionType) -> FunctionType:
+        before = self.replaced
+        defaults = function.__defaults__
+        if defaults is not None and is_compiling():
+            defaults = _tuple_by_index(defaults)
+        defaults = self.follow(defaults)
+        keyword_defaults = self.follow(function.__kwdefaults__)
+        cells: list[CellType] = []
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not assigned yet
+                content = None
+            count = self.replaced
+            content = self.follow(content)
+            # Other cells stay shared, so that a `nonlocal` counter counts on.
+            cells.append(cell if self.replaced == count else CellType(content))
+        if self.replaced == before:
+            return function
+        result = FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            defaults,
+            tuple(cells),
+        )
+        result.__kwdefaults__ = keyword_defaults
+        result.__dict__.update(function.__dict__)
+        return result
+
+
+@_inlined
+def _bind_methods(replica: nn.Module) -> None:
+    """Put methods on a copy that Dynamo can not look into when they are its class's.
+
+    It knows what a function closes over only if it knows where the function comes
+    from, and that is not so for the methods of an object that is made in a trace.
+    Decorated methods close over their decorator, and nn.Module asks for the signature
+    of register_buffer when a buffer is assigned.
+    """
+    cls = type(replica)
+    attributes = replica.__dict__
+    attributes["register_buffer"] = partial(cls.register_buffer, replica)
+    for base in cls.__mro__:
+        if base is nn.Module:
+            return
+        for name in base.__dict__:
+            method = base.__dict__[name]
+            if (
+                type(method) is FunctionType
+                and method.__closure__ is not None
+                and name not in attributes
+            ):
+                attributes[name] = partial(getattr(cls, name), replica)
+
+
+@_inlined
+def _tuple_by_index(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the defaults of a function that Dynamo puts into the graph as it is.
+
+    Such as the activations of torch: there it can index them, not iterate.
+    """
+    copied: list[Any] = []
+    while True:
+        try:
+            copied.append(values[len(copied)])
+        except IndexError:
+            return tuple(copied)
+
+
+@_inlined
+def _set_flat_weights(own: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """Give the copy of a recurrent module its list of weights.
+
+    With the weak references that go with it: otherwise forward would think that its
+    weights have been replaced, and on CUDA move the storage of those given.
+    """
+    parameters = attributes["_parameters"]
+    attributes["_flat_weights"] = weights = [
+        # A normalised or parametrized weight is set by the module itself.
+        parameters.get(name, weight)
+        for name, weight in zip(
+            own["_flat_weights_names"], own["_flat_weights"], strict=True
+        )
+    ]
+    attributes["_flat_weight_refs"] = [
+        None if weight is None else weakref.ref(weight) for weight in weights
+    ]
+
+
+@_inlined
+def _tensor_keys(module: nn.Module) -> list[str]:
+    own = module.__dict__
+    parameters = [key for key, value in own["_parameters"].items() if value is not None]
+    return [*parameters, *own["_buffers"]]
+
+
+@_inlined
+def _submodule(module: nn.Module, path: str) -> nn.Module | None:
+    found: nn.Module | None = module
+    for key in path.split(".") if path else ():
+        if found is None:
+            return None
+        found = found.__dict__["_modules"].get(key)
+    return found
+
+
+@_inlined
+def _check_class(cls: type[nn.Module], prefix: str) -> None:
+    if issubclass(cls, torch.jit.ScriptModule):
+        raise OptionError(
+            f"{_place(prefix)} is a {cls.__name__}: TorchScript runs its own copy of "
+            f"the tensors",
+            fix="pass the Python module that was scripted or traced",
+        )
+    if cls.__name__ == "OptimizedModule" and cls.__module__.startswith("torch."):
+        raise _compiled_module(prefix)
+    if issubclass(cls, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise OptionError(
+            f"{_place(prefix)} is a {cls.__name__}, which holds copies of the tensors",
+            fix="pass the module that it wraps, its attribute `module`",
+        )
+
+
+@_inlined
+def _compiled_module(prefix: str) -> OptionError:
+    return OptionError(
+        f"{_place(prefix)} is compiled: the compiled code calls the original",
+        fix="pass the module as it was before, and compile the function that makes "
+        "this call",
+    )
+
+
+@_inlined
+def _uninitialized(name: str) -> OptionError:
+    return OptionError(
+        f"the parameter or buffer {name!r} is not initialised yet",
+        fix="call the module once on an example input before",
+    )
+
+
+@_inlined
+def _check_parametrizations(prefix: str) -> None:
+    # Torch keeps the cache by the id of the original, so that the copy would compute
+    # with, or leave behind, the weights of another call.
+    if getattr(parametrize, "_cache_enabled", 0):
+        raise OptionError(
+            f"{_place(prefix)} is parametrized while parametrizations are cached, and "
+            f"torch caches them for the original",
+            fix="call outside of torch.nn.utils.parametrize.cached()",
+        )
+
+
+@_inlined
+def _place(prefix: str) -> str:
+    return f"submodule {prefix[:-1]!r}" if prefix else "the module"

@@ -1,0 +1,71 @@
+"""Types that appear in tdfunc's signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+
+import torch
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+__all__ = [
+    "MISSING",
+    "Device",
+    "DimNames",
+    "Entries",
+    "Index",
+    "Key",
+    "Leaf",
+    "Path",
+    "Size",
+]
+
+Key: TypeAlias = str
+"""One segment: a non-empty string. ``"a.b"`` is one key."""
+
+Path: TypeAlias = tuple[str, ...]
+"""Keys from a node down to an entry."""
+
+Leaf: TypeAlias = torch.Tensor
+"""What a tree holds at its ends. Pytree functions may put other objects there."""
+
+Device: TypeAlias = torch.device | str | int
+"""Anything that `torch.device` takes."""
+
+Size: TypeAlias = int | Sequence[int]
+"""A batch size: a sequence of ints, or one int for a single dim."""
+
+DimNames: TypeAlias = Sequence[str | None]
+"""One name (or None) for every batch dim."""
+
+Entries: TypeAlias = Mapping[str, Any]
+"""What a tree can be built from: names to values, nested mappings and trees."""
+
+if TYPE_CHECKING:
+    Index: TypeAlias = (
+        int
+        | slice
+        | None
+        | EllipsisType
+        | torch.Tensor
+        | Sequence["Index"]
+        | tuple["Index", ...]
+    )
+else:
+    Index = Any
+
+
+@final
+class Missing:
+    """The type of `MISSING`, which stands for an argument that was not given."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = Missing()
+"""Default of arguments for which None is a value."""
