@@ -8,17 +8,18 @@ or whole trees, and the rank rule finds the batch size when it is asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import optree
 import torch
 import torch.utils._pytree as torch_pytree
 
 from tdfunc._core._torch import is_compiling
+from tdfunc._core.context import BareContext, Context, context_of
+from tdfunc._core.keys import short
 from tdfunc._core.node import Node, make, restore
 from tdfunc._core.pickling import rebuild_leaf
-from tdfunc._core.schema import STATIC, Schema, schema_from_entries
+from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc._tensordict import TensorDict
 from tdfunc.errors import OptionError, show_path
@@ -26,83 +27,10 @@ from tdfunc.errors import OptionError, show_path
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tdfunc._core.schema import Schema
     from tdfunc.typing import Path
 
-__all__ = ["Context", "PathEntry", "PathKey", "register"]
-
-
-@final
-class Context:
-    """What is left of a tree without its leaves.
-
-    Two contexts are equal when keys, kinds, node classes and statics are, in
-    whatever order the keys were written. Feature ranks, surplus dims and names ride
-    along uncompared, so that a tree of norms, masks or in_dims matches the tree that
-    it was mapped from.
-    """
-
-    __slots__ = ("batch_size", "names", "schema", "statics")
-
-    schema: Schema
-    statics: Statics
-    names: tuple[str | None, ...] | None
-    batch_size: torch.Size | None  # only of a tree without leaves
-
-    def __init__(
-        self,
-        schema: Schema,
-        statics: Statics,
-        names: tuple[str | None, ...] | None,
-        batch_size: torch.Size | None,
-    ) -> None:
-        self.schema = schema
-        self.statics = statics
-        self.names = names
-        self.batch_size = batch_size
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Context):
-            return NotImplemented
-        return self.schema.matches(other.schema) and (
-            self.statics is other.statics or self.statics == other.statics
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.schema.canon())
-
-    def __repr__(self) -> str:
-        return f"Context({self.schema!r}, {self.statics!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        size = None if self.batch_size is None else tuple(self.batch_size)
-        return rebuild_context, (self.schema, self.statics, self.names, size)
-
-
-def rebuild_context(
-    schema: Schema,
-    statics: Statics,
-    names: tuple[str | None, ...] | None,
-    batch_size: tuple[int, ...] | None,
-) -> Context:
-    """Return an unpickled context."""
-    size = None if batch_size is None else torch.Size(batch_size)
-    return Context(schema, statics, names, size)
-
-
-@dataclass(frozen=True)
-class PathKey(torch_pytree.MappingKey[Any, Any]):
-    """The path of a nested leaf, as one entry of a key path: ``['a']['b']``."""
-
-    key: Path
-
-    def __str__(self) -> str:
-        return "".join(f"[{key!r}]" for key in self.key)
-
-    def get(self, mapping: Any) -> Any:
-        """Return the leaf of a tree at this path."""
-        return mapping[self.key]
+__all__ = ["PathEntry", "register"]
 
 
 class PathEntry(optree.PyTreeEntry):
@@ -113,26 +41,29 @@ class PathEntry(optree.PyTreeEntry):
         return f"{node}[{self.entry!r}]"
 
 
-def flatten(td: Node) -> tuple[list[Any], Context]:
+def flatten(td: Node) -> tuple[tuple[Any, ...], Context]:
     """Return the leaves and the context of a tree."""
+    # Settled first, or reading a batch size could change what a later map returns.
+    if td._batch_size is None:
+        td.batch_size  # noqa: B018
     schema = td._schema
     size = None if schema.n else td._batch_size
-    return list(td._leaves), Context(schema, td._statics, td._names, size)
+    return td._leaves, context_of(schema, td._statics, td._names, size)
 
 
 def unflatten(children: Iterable[Any], context: Context) -> Any:
     """Return the tree of any objects as leaves; trees among them become nodes."""
     leaves = tuple(children)
-    schema = context.schema
-    statics = context.statics
+    if isinstance(context, BareContext):
+        schema, statics, names, size = context.own_schema(), NO_STATICS, None, None
+    else:
+        schema, statics = context.schema, context.statics
+        names, size = context.names, context.batch_size
     for leaf in leaves:
         if isinstance(leaf, Node):
             schema, leaves, statics = _with_nodes(schema, leaves, statics)
             break
-    size = None if leaves else context.batch_size
-    if size is None and not leaves:
-        size = torch.Size()
-    td = make(schema, leaves, statics, size, context.names)
+    td = make(schema, leaves, statics, size, names)
     if size is None and is_compiling():
         # Settled at once: a slot filled later would be a side effect to guard.
         td.batch_size  # noqa: B018
@@ -176,19 +107,19 @@ def _with_nodes(
 def flatten_with_keys(td: Node) -> tuple[list[tuple[Any, Any]], Context]:
     """Return pairs of key-path entry and leaf, and the context."""
     leaves, context = flatten(td)
-    keys = [_torch_key(path) for path in td._schema.paths()]
+    keys = [torch_pytree.MappingKey(key) for key in _keys(td._schema)]
     return list(zip(keys, leaves, strict=True)), context
 
 
-def _torch_key(path: Path) -> Any:
-    return torch_pytree.MappingKey(path[0]) if len(path) == 1 else PathKey(path)
+def _keys(schema: Schema) -> tuple[Any, ...]:
+    """Return for every leaf what reads it: a key, or a path of several."""
+    return tuple([short(path) for path in schema.paths()])
 
 
 def flatten_for_optree(td: Node) -> tuple[tuple[Any, ...], Context, tuple[Any, ...]]:
     """Return leaves, context and entries in optree's form."""
     leaves, context = flatten(td)
-    paths = tuple([p if len(p) > 1 else p[0] for p in td._schema.paths()])
-    return tuple(leaves), context, paths
+    return leaves, context, _keys(td._schema)
 
 
 def unflatten_from_optree(context: Context, children: Iterable[Any]) -> Any:
@@ -236,7 +167,7 @@ def from_dumpable(data: dict[str, Any]) -> Context:
         for depth, key, kind, is_node in data["entries"]
     ]
     names, size = data["names"], data["batch_size"]
-    return Context(
+    return context_of(
         schema_from_entries(TensorDict, rows),
         rebuild_statics(tuple(data["statics"])),
         None if names is None else tuple(names),
@@ -282,5 +213,5 @@ def register(cls: type[Node], serialized_name: str) -> None:
 
 register(TensorDict, "tdfunc.TensorDict")
 torch.serialization.add_safe_globals(
-    [Schema, schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf]
+    [schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf]
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
@@ -57,15 +58,17 @@ else:
     Index = Any
 
 
-@final
-class Missing:
-    """The type of `MISSING`, which stands for an argument that was not given."""
+class Missing(Enum):
+    """The type of `MISSING`, which stands for an argument that was not given.
 
-    __slots__ = ()
+    An enum, because type checkers narrow its member and Dynamo traces it.
+    """
+
+    MISSING = "MISSING"
 
     def __repr__(self) -> str:
-        return "MISSING"
+        return self.name
 
 
-MISSING: Final = Missing()
+MISSING: Final = Missing.MISSING
 """Default of arguments for which None is a value."""

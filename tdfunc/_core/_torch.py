@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "PLAIN_TYPES",
     "foreach_works",
     "inside_functorch",
     "is_compiling",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tdfunc._core.schema import Schema
     from tdfunc.typing import DimNames, Path
 
-__all__ = ["as_names", "as_size", "misfit", "refit", "settle"]
+__all__ = ["as_constants", "as_names", "as_size", "misfit", "refit", "settle"]
 
 
 def as_size(value: Any, name: str = "batch_size") -> torch.Size:
@@ -27,7 +27,7 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
     Raises:
         OptionError: it is something else, or a size is negative.
     """
-    if isinstance(value, torch.Size):
+    if type(value) is torch.Size:
         return value
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         value = (value,)
@@ -39,8 +39,11 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
             expected="an int or a sequence of ints",
             got=repr(value),
         ) from None
-    if any([dim < 0 for dim in size]):
-        raise OptionError(f"{name} has a negative dim", expected=">= 0", got=list(size))
+    for dim in size:
+        if dim < 0:
+            raise OptionError(
+                f"{name} has a negative dim", expected=">= 0", got=list(size)
+            )
     return size
 
 
@@ -108,17 +111,17 @@ def settle(schema: Schema, leaves: tuple[Any, ...]) -> tuple[Schema, torch.Size]
             size = first[:batch]
             if batch == 0 or all([s[:batch] == size for s in shapes]):
                 return schema, size
-    true, batch = schema.settled(_constants(shapes))
+    true, batch = schema.settled(as_constants(shapes))
     size = next((x.shape for x in leaves if isinstance(x, torch.Tensor)), torch.Size())
     return true, size[:batch]
 
 
 def refit(schema: Schema, leaves: tuple[torch.Tensor, ...], dims: int) -> Schema:
     """Return the schema of leaves of other ranks with `dims` batch dims in front."""
-    return schema.settled(_constants([leaf.shape for leaf in leaves]), dims)[0]
+    return schema.settled(as_constants([leaf.shape for leaf in leaves]), dims)[0]
 
 
-def _constants(shapes: list[Any]) -> tuple[tuple[int, ...] | None, ...]:
+def as_constants(shapes: list[Any]) -> tuple[tuple[int, ...] | None, ...]:
     """Return shapes that `Schema.settled` can take.
 
     While compiling, sizes are symbolic and the schema takes constants only. All it

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tdfunc._core._torch import PLAIN_TYPES
 from tdfunc._core.batch import misfit
 from tdfunc._core.keys import check_key
 from tdfunc._core.leaf import as_leaf
 from tdfunc._core.node import Node
 from tdfunc._core.schema import STATIC, Kid, Schema
 from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
-from tdfunc.errors import InvalidLeafError, StructureError
+from tdfunc.errors import InvalidKeyError, InvalidLeafError, StructureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,26 +109,32 @@ def _assemble_flat(
 ) -> Part | None:
     """Build a mapping of plain tensors without a frame; None if it is not one.
 
-    This is the constructor's hot path. Keys are checked only when the structure is
-    new: a structure that is known has good keys.
+    This is the constructor's hot path. The schema checks its keys when it is new:
+    a structure that is known has good keys.
     """
     values = tuple(source.values())
     if not values:
         return None
     nb = len(batch_size)
+    rows = batch_size[0] if nb == 1 else -1
     ranks: list[int] = []
+    if not PLAIN_TYPES.issuperset(map(type, values)):
+        return None
     for value in values:
-        if not isinstance(value, torch.Tensor):
-            return None
         shape = value.shape
-        if shape[:nb] != batch_size:
-            return None  # the slow path knows the path for the error
-        ranks.append(len(shape) - nb)
-    keys = tuple(source)
-    for key in keys:
-        if type(key) is not str or not key:
+        rank = len(shape) - nb
+        # Slicing a torch.Size costs more than the whole rest of the loop. On a
+        # mismatch the slow path takes over: it knows the path for the error.
+        if nb == 1:
+            if rank < 0 or shape[0] != rows:
+                return None
+        elif nb and shape[:nb] != batch_size:
             return None
-    schema = Schema.of(cls, keys, tuple(ranks))
+        ranks.append(rank)
+    try:
+        schema = Schema(cls, tuple(source), tuple(ranks))
+    except InvalidKeyError:
+        return None
     if schema.order is not schema.keys:
         values = tuple([source[key] for key in schema.order])
     return Part(schema, 0, values, NO_STATICS)
@@ -153,7 +160,7 @@ class _Frame:
 
 def join_parts(parts: Mapping[str, Part], cls: type[Node]) -> Part:
     """Return the node whose entries are `parts`, in their order."""
-    schema = Schema.of(
+    schema = Schema(
         cls,
         tuple(parts),
         tuple([part.kid for part in parts.values()]),

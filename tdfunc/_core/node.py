@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 import torch
 
 from tdfunc._core.batch import settle
-from tdfunc._core.keys import as_path, is_key, short
+from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
 from tdfunc._core.schema import STATIC, Found, Schema
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
@@ -42,27 +42,22 @@ PURE_SPELLINGS = {
     "clear": "td = TensorDict({}, batch_size=td.batch_size)",
     "clear_device_": "nothing to do: the device is that of the leaves",
     "copy_": "td = td.update(other)",
-    "copy_at_": "td = td.at[index].set(other)",
+    "copy_at_": "td = td.apply(lambda x, v: x.index_put((index,), v), other)",
     "create_nested": "td = td.set(key, {})",
     "del_": "td = td.drop(key)",
     "fill_": "td = td.set(key, torch.full_like(td[key], value))",
-    "load_": "td = tdfunc.load(path)",
-    "load_memmap_": "td = tdfunc.load_memmap(path)",
     "lock_": "nothing to do: a tree never changes",
-    "memmap_": "td = td.memmap(path)",
-    "memmap_refresh_": "td = tdfunc.load_memmap(path)",
     "pop": "value, td = td[key], td.drop(key)",
     "popitem": "value, td = td[key], td.drop(key)",
-    "rename_key_": "td = td.rename_key(old, new)",
-    "requires_grad_": "tdfunc.grad differentiates without marking leaves",
+    "rename_key_": "td = td.drop(old).set(new, td[old])",
+    "requires_grad_": "torch.func.grad differentiates without marking leaves",
     "set_": "td = td.set(key, value)",
-    "set_at_": "td = td.at[index].set({key: value})",
+    "set_at_": "td = td.set(key, td[key].index_put((index,), value))",
     "setdefault": "td = td if key in td else td.set(key, value)",
-    "share_memory_": "td = tdfunc.io.share(td)",
     "unlock_": "nothing to do: every operation returns a new tree",
     "update_": "td = td.update(other)",
-    "update_at_": "td = td.at[index].set(other)",
-    "zero_": "td = torch.zeros_like(td)",
+    "update_at_": "td = td.apply(lambda x, v: x.index_put((index,), v), other)",
+    "zero_": "td = td.apply(torch.zeros_like)",
     "zero_grad": "nothing to do: gradients are results, not state",
 }
 
@@ -191,10 +186,14 @@ class Node:
 
     def __getitem__(self, key: Index | str | Path) -> Any:
         """Return an entry (by key or path) or the tree at an index of batch dims."""
-        if isinstance(key, str) or (
-            isinstance(key, tuple) and key and isinstance(key[0], (str, tuple))
-        ):
-            slot = self._schema.slots.get(key)
+        schema = self._schema
+        if isinstance(key, str):
+            slot = schema.slots.get(key)
+            if slot is not None:
+                return self._leaves[slot]
+            return entry_at(self, (check_key(key),))
+        if isinstance(key, tuple) and key and isinstance(key[0], (str, tuple)):
+            slot = schema.slot(key)
             if slot is not None:
                 return self._leaves[slot]
             if is_key(key):
@@ -305,7 +304,8 @@ class Node:
             )
         raise ImmutableError(
             "a tree can not be changed",
-            fix="td = td.at[index].set(value), which returns a new tree",
+            fix="td = td.apply(lambda x, v: x.index_put((index,), v), value), "
+            "which returns a new tree",
         )
 
     def __delitem__(self, key: Any) -> NoReturn:

@@ -143,7 +143,10 @@ def _fields(node: Node) -> str:
             depth, opened = level, False
         out.append(("" if opened else ", ") + _key(step.path[-1]) + ": ")
         opened = isinstance(step.kid, Schema)
-        if opened:
+        if opened and level + 1 == _MOST_DEPTH and step.kid.keys:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            out.append(_node(node, step, dims) + "{...}")
+            opened = False
+        elif opened:
             out.append(_node(node, step, dims) + "{")
             depth += 1
         elif step.kid == STATIC:

@@ -23,9 +23,11 @@ import os
 import threading
 import weakref
 from bisect import bisect_left
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from tdfunc._core._torch import register_trace_constant
+from tdfunc._core.keys import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -88,7 +90,7 @@ class Step(NamedTuple):
 class Schema:
     """The interned structure of one node and everything below it.
 
-    Make one with `Schema.of`; equal arguments give the same object. Compares and
+    Equal arguments give the same object. Compares and
     hashes by structure, pickles as one flat list, copies as itself.
 
     Attributes:
@@ -100,7 +102,7 @@ class Schema:
         order: the keys sorted, the order of leaves and statics.
         n: number of leaves.
         m: number of statics.
-        slots: place of every leaf by key; paths join once they have been asked for.
+        slots: place of every leaf of this very node by key.
         index: for every key `(kid, first leaf, first static, surplus)`.
         extra: whether a nested node has surplus batch dims.
     """
@@ -132,7 +134,7 @@ class Schema:
     order: tuple[str, ...]
     n: int
     m: int
-    slots: dict[Any, int]
+    slots: dict[str, int]
     index: dict[str, tuple[Kid, int, int, int]]
     extra: bool
     _hash: int
@@ -142,17 +144,25 @@ class Schema:
     _found: dict[Path, Found]
     _memo: dict[Hashable, Any]
 
-    @staticmethod
-    def of(
-        cls: type[Any],  # noqa: PLW0211 - the class of the node, not of this method
+    # Dynamo calls the class of a constant for real, so interning happens there too.
+    def __new__(
+        cls,
+        node_cls: type[Any],
         keys: tuple[str, ...],
         kids: tuple[Kid, ...],
         surplus: tuple[int, ...] | None = None,
     ) -> Schema:
-        """Return the one schema with these keys and kinds, both in people's order."""
-        if surplus is None:
-            surplus = (0,) * len(keys)
-        token = (cls, keys, kids, surplus)
+        """Return the one schema with these keys and kinds, both in people's order.
+
+        Args:
+            node_cls: the class of the node.
+            keys: its keys.
+            kids: for every key a feature rank, `STATIC`, or the schema of a node.
+            surplus: for every key the surplus of a node, None for all 0.
+        """
+        if surplus is not None and not any(surplus):
+            surplus = None
+        token = (node_cls, keys, kids, surplus)
         reference = _TABLE.get(token)
         schema = None if reference is None else reference()
         if schema is None:
@@ -305,11 +315,21 @@ class Schema:
             hi, shi = lo + kid.n, slo + kid.m
         elif kid == STATIC:
             hi, shi = lo, slo + 1
-        else:
-            self.slots[path] = lo
         found = Found(kid, lo, hi, slo, shi, surplus)
         self._found[path] = found
         return found
+
+    def slot(self, path: Any) -> int | None:
+        """Return the place of the leaf at `path`, None if there is no leaf."""
+        try:
+            found = self._found.get(path)
+        except TypeError:  # an index, not a path
+            return None
+        if found is None:
+            found = self.find(path)
+        if found is None or found.hi == found.lo or isinstance(found.kid, Schema):
+            return None
+        return found.lo
 
     def blocked(self, path: Path) -> Path | None:
         """Return the part of `path` that is a leaf although `path` goes on, or None."""
@@ -446,7 +466,7 @@ class Schema:
                 lo, slo = lo + offset, slo + soffset
                 hi, shi = lo, slo
                 for rest in reversed(path[i + 1 :]):
-                    kid = Schema.of(cls, (rest,), (kid,), (surplus,))
+                    kid = Schema(cls, (rest,), (kid,), (surplus,))
                     surplus = 0
                 break
             old, offset, soffset, own = entry
@@ -473,7 +493,7 @@ class Schema:
         node = self if above is None else above.kid
         assert isinstance(node, Schema)
         keep = [i for i, key in enumerate(node.keys) if key != path[-1]]
-        smaller = Schema.of(
+        smaller = Schema(
             node.cls,
             tuple([node.keys[i] for i in keep]),
             tuple([node.kids[i] for i in keep]),
@@ -680,14 +700,14 @@ class Schema:
 
     def _with_kid(self, key: str, kid: Kid, surplus: int) -> Schema:
         if key not in self.index:
-            return Schema.of(
+            return Schema(
                 self.cls,
                 (*self.keys, key),
                 (*self.kids, kid),
                 (*self.surplus, surplus),
             )
         at = self.keys.index(key)
-        return Schema.of(
+        return Schema(
             self.cls,
             self.keys,
             (*self.kids[:at], kid, *self.kids[at + 1 :]),
@@ -741,7 +761,7 @@ class Schema:
                         draft.add(key, rank, 0)
             else:
                 stack.pop()
-                built = Schema.of(
+                built = Schema(
                     draft.schema.cls,
                     tuple(draft.keys),
                     tuple(draft.kids),
@@ -807,7 +827,7 @@ def schema_from_entries(
 
     def close() -> Schema:
         key, surplus, node, rows = stack.pop()
-        schema = Schema.of(
+        schema = Schema(
             node,
             tuple([row[0] for row in rows]),
             tuple([row[1] for row in rows]),
@@ -867,6 +887,11 @@ def _shared_prefix(
 # is re-entrant because a collection, and with it a removal, can start inside.
 _TABLE: dict[tuple[Any, ...], _Reference] = {}
 
+# The last few structures stay, so that a loop which drops each tree before it makes
+# the next does not make the schema anew every time. Huge ones are not worth keeping.
+_RECENT: deque[Schema] = deque(maxlen=128)
+_RECENT_KEYS: Final = 1024
+
 
 class _Guard:
     """The lock of the table; a forked child gets a fresh one."""
@@ -903,21 +928,27 @@ def _intern(token: tuple[Any, ...]) -> Schema:
             reference = _Reference(schema, _forget)
             reference.token = token
             _TABLE[token] = reference
+            if schema.n + schema.m <= _RECENT_KEYS:
+                _RECENT.append(schema)
         return schema
 
 
 def _make(
-    cls: type[Any],
+    node_cls: type[Any],
     keys: tuple[str, ...],
     kids: tuple[Kid, ...],
-    surplus: tuple[int, ...],
+    surplus: tuple[int, ...] | None,
 ) -> Schema:
+    for key in keys:
+        check_key(key)
+    own_hash = hash((node_cls, keys, kids, surplus))
+    surplus = surplus or (0,) * len(keys)
     schema = object.__new__(Schema)
     entries = dict(zip(keys, zip(kids, surplus, strict=True), strict=True))
     order = tuple(sorted(keys))
     n = m = 0
     index: dict[str, tuple[Kid, int, int, int]] = {}
-    slots: dict[Any, int] = {}
+    slots: dict[str, int] = {}
     extra = False
     for key in order:
         kid, more = entries[key]
@@ -930,7 +961,7 @@ def _make(
         else:
             slots[key] = n
             n += 1
-    schema.cls = cls
+    schema.cls = node_cls
     schema.keys = keys
     schema.kids = kids
     schema.surplus = surplus
@@ -940,7 +971,7 @@ def _make(
     schema.slots = slots
     schema.index = index
     schema.extra = extra
-    schema._hash = hash((cls, keys, kids, surplus))
+    schema._hash = own_hash
     schema._ranks = None
     schema._paths = None
     schema._canon = None
@@ -977,6 +1008,7 @@ register_trace_constant(
         "rebased",
         "replaced",
         "settled",
+        "slot",
         "static_paths",
         "with_ranks",
     ),

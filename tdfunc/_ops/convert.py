@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core.batch import as_names, as_size
+from tdfunc._core.batch import as_constants, as_names, as_size
 from tdfunc._core.build import assemble
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
@@ -254,7 +254,7 @@ def from_dict(
 def _inferred(td: Any, batch_dims: int | None) -> Any:
     most = max([x.dim() for x in td._leaves], default=0)
     schema, dims = td._schema.inferred(
-        tuple([tuple(x.shape) for x in td._leaves]),
+        as_constants([x.shape for x in td._leaves]),
         most if batch_dims is None else batch_dims,
     )
     size = td._leaves[0].shape[:dims] if td._leaves else torch.Size()

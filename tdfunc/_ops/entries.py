@@ -18,6 +18,7 @@ from tdfunc._core.keys import as_path, check_key
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, Statics
+from tdfunc._core.tree import with_leaves
 from tdfunc.errors import OperandError, PathThroughLeafError, StructureError
 
 if TYPE_CHECKING:
@@ -64,20 +65,18 @@ def set_entry(td: NodeT, key: str | Path, value: Any) -> NodeT:
         >>> td.set(("n", "b"), torch.ones(3, 2)).keys(True)
         ('a', 'n', ('n', 'b'))
     """
-    schema = td._schema
-    if isinstance(value, torch.Tensor) and key in schema.slots:
-        # The hot path: another tensor of the same rank for a leaf.
-        size = td._batch_size
-        if size is not None and not schema.extra:
-            slot = schema.slots[key]
-            dims = len(size)
-            if (
-                value.shape[:dims] == size
-                and value.dim() - dims == schema.ranks()[slot]
-            ):
-                leaves = list(td._leaves)
-                leaves[slot] = value
-                return make(schema, tuple(leaves), td._statics, size, td._names)
+    if isinstance(key, str):
+        slot = td._schema.slots.get(key)
+    else:
+        key = as_path(key)
+        slot = td._schema.slot(key)
+    if slot is not None and isinstance(value, torch.Tensor):
+        old = td._leaves[slot]
+        # The hot path: a tensor of the old one's shape fits wherever that did.
+        if isinstance(old, torch.Tensor) and value.shape == old.shape:
+            leaves = list(td._leaves)
+            leaves[slot] = value
+            return with_leaves(td, tuple(leaves))
     return _set_path(td, as_path(key), value)
 
 

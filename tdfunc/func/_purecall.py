@@ -138,11 +138,11 @@ def call_pure(
     reported = job.set_buffers(job.mapped_zero((args, kwargs)))
     output = replica(*args, **(kwargs or {}))
     after: dict[str, Tensor] = {}
-    for name, holder, key in reported:
+    for slot in reported:
         # Read again: forward may have put another tensor there.
-        tensor = holder.__dict__["_buffers"].get(key)
+        tensor = slot.holder.get(slot.key)
         if tensor is not None:
-            after[name] = tensor
+            after[slot.name] = tensor
     return output, after
 
 
@@ -153,16 +153,9 @@ _BASE_ATTRIBUTES = frozenset(vars(nn.Module())) | {
     "_flat_weight_refs",
 }
 
-# Copied too, for a forward may register a hook, run, and remove it again.
-_HOOK_DICTS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+# A forward may register one of its own, run, and remove it again.
+_FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 # The bulk of all attributes, which can not refer to a module.
 _INERT_TYPES = frozenset(
@@ -174,31 +167,15 @@ _MAPPING_TYPES = frozenset({dict, OrderedDict, defaultdict})
 _LAZY_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
 
 
-@_inlined
 class _Buffer(NamedTuple):
     """One registered buffer, and what the call has for it."""
 
     name: str  # dotted, as it will be reported
-    replica: nn.Module  # the copy that holds it
+    holder: dict[str, Tensor | None]  # the buffers of the copy
     key: str  # its name there
     own: Tensor | None  # what the original module holds
     given: Tensor | None  # what the caller gave
     trains: bool  # whether forward may write values of the current transform into it
-
-    @property
-    def value(self) -> Tensor | None:
-        return self.own if self.given is None else self.given
-
-    @property
-    def written(self) -> bool:
-        """Whether mapped values may be written: integers count alike in all rows."""
-        value = self.value
-        return (
-            self.trains
-            and value is not None
-            and (value.is_floating_point() or value.is_complex())
-            and value.layout is torch.strided
-        )
 
 
 @_inlined
@@ -213,39 +190,63 @@ class _Job:
         self.tensors = tensors
         self.found = 0  # how many of them have a place
         self.copies: dict[int, nn.Module] = {}  # by id of the original
-        self.pairs: list[tuple[nn.Module, nn.Module]] = []  # original and copy
+        self.sources: list[nn.Module] = []  # the originals
         self.unset: list[tuple[dict[str, Any], str, Tensor]] = []  # parameters
         self.buffers: list[_Buffer] = []
+        self.hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # own, fresh
+        self.leads: list[tuple[nn.Module, str, Any]] = []  # values to follow
+        self.special: dict[type[nn.Module], bool] = {}  # see _is_special
+        self.unlike: list[nn.Module] = []  # originals of a special class
+        self.decorated: dict[type[nn.Module], list[str]] = {}  # see _decorated_methods
+        # One for all copies: what a copy notes there shows nowhere.
+        self.transient: set[str] = set()
         self.seen: set[int] = set()  # ids of the values that were followed
         self.followed: dict[int, Any] = {}  # what was made of them, by id
         self.replaced = 0  # how many references were turned
-        self.checked: set[type] = set()
 
     def copy(self, source: nn.Module, prefix: str) -> nn.Module:
         """Return a copy of `source` that holds the tensors of this job."""
         cls = type(source)
+        special = self.special.get(cls)
+        if special is None:
+            special = self.special[cls] = _is_special(cls, prefix)
         own = source.__dict__
-        if cls not in self.checked:
-            _check_class(cls, prefix)
-            self.checked.add(cls)
         if own.get("_compiled_call_impl") is not None:
             raise _compiled_module(prefix)
         replica: nn.Module = object.__new__(cls)
         self.copies[id(source)] = replica
-        self.pairs.append((source, replica))
-        attributes = replica.__dict__
-        attributes.update(own)
-        if is_compiling():
-            _bind_methods(replica)
-        self._copy_parameters(own, attributes, prefix)
-        if own["_buffers"]:
-            self._copy_buffers(own, replica, prefix)
-        else:
-            attributes["_buffers"] = {}
-        attributes["_non_persistent_buffers_set"] = set(
-            own["_non_persistent_buffers_set"]
+        self.sources.append(source)
+        if special:
+            self.unlike.append(source)
+
+        fresh = own.copy()
+        fresh["_parameters"] = self._copy_parameters(own["_parameters"], prefix)
+        fresh["_buffers"] = (
+            self._copy_buffers(own, prefix) if own["_buffers"] else {}
         )
-        children = attributes["_modules"] = own["_modules"].copy()
+        transient = own["_non_persistent_buffers_set"]
+        fresh["_non_persistent_buffers_set"] = (
+            transient.copy() if transient else self.transient
+        )
+        for name in _FORWARD_HOOKS:
+            # An OrderedDict, because the handle of a hook keeps a weak reference to
+            # the dict, which a plain one does not allow.
+            fresh[name] = OrderedDict()
+            if own[name]:
+                self.hooks.append((own[name], fresh[name]))
+        for name in _BACKWARD_HOOKS:
+            if own[name]:
+                fresh[name] = OrderedDict()
+                self.hooks.append((own[name], fresh[name]))
+        for name, value in own.items():
+            if name not in _BASE_ATTRIBUTES:
+                kind = type(value)
+                if kind in _INERT_TYPES or (
+                    kind is tuple and _INERT_TYPES.issuperset(map(type, value))
+                ):
+                    continue
+                self.leads.append((replica, name, value))
+        fresh["_modules"] = children = own["_modules"].copy()
         for name, child in own["_modules"].items():
             if child is not None:
                 known = self.copies.get(id(child))
@@ -254,13 +255,39 @@ class _Job:
                 children[name] = known
         if "parametrizations" in children:
             _check_parametrizations(prefix)
+        if is_compiling():
+            # Dynamo would not see the hooks in a dict that is exchanged as a whole.
+            replica.__dict__.update(fresh)
+            self._bind_methods(replica)
+        else:
+            # Half the price of an update.
+            object.__setattr__(replica, "__dict__", fresh)
         return replica
 
+    def _bind_methods(self, replica: nn.Module) -> None:
+        """Put methods on a copy that Dynamo can not look into in its class.
+
+        It knows what a function closes over only if it knows where the function comes
+        from, and that is not so for the methods of an object that is made in a trace.
+        Decorated methods close over their decorator; and nn.Module, when a buffer is
+        assigned, asks for the signature of register_buffer.
+        """
+        cls = type(replica)
+        names = self.decorated.get(cls)
+        if names is None:
+            names = self.decorated[cls] = _decorated_methods(cls)
+        attributes = replica.__dict__
+        for name in names:
+            if name not in attributes:
+                attributes[name] = partial(getattr(cls, name), replica)
+        if attributes["_buffers"]:
+            attributes["register_buffer"] = partial(cls.register_buffer, replica)
+
     def _copy_parameters(
-        self, own: dict[str, Any], attributes: dict[str, Any], prefix: str
-    ) -> None:
-        fresh = attributes["_parameters"] = own["_parameters"].copy()
-        for name, tensor in own["_parameters"].items():
+        self, own: dict[str, Tensor | None], prefix: str
+    ) -> dict[str, Tensor | None]:
+        fresh = own.copy()
+        for name, tensor in own.items():
             if tensor is None:
                 # Registered without a value: a tensor for it would be one too many.
                 continue
@@ -272,13 +299,14 @@ class _Job:
             else:
                 fresh[name] = given
                 self.found += 1
+        return fresh
 
     def _copy_buffers(
-        self, own: dict[str, Any], replica: nn.Module, prefix: str
-    ) -> None:
-        replica.__dict__["_buffers"] = own["_buffers"].copy()
-        trains = own["training"]
-        transient = own["_non_persistent_buffers_set"]
+        self, own: dict[str, Any], prefix: str
+    ) -> dict[str, Tensor | None]:
+        fresh: dict[str, Tensor | None] = own["_buffers"].copy()
+        trains: bool = own["training"]
+        transient: set[str] = own["_non_persistent_buffers_set"]
         for name, tensor in own["_buffers"].items():
             if type(tensor) in _LAZY_TYPES:
                 raise _uninitialized(prefix + name)
@@ -286,8 +314,10 @@ class _Job:
             if given is not None:
                 self.found += 1
             written = trains and name not in transient
-            slot = _Buffer(prefix + name, replica, name, tensor, given, written)
-            self.buffers.append(slot)
+            self.buffers.append(
+                _Buffer(prefix + name, fresh, name, tensor, given, written)
+            )
+        return fresh
 
     def set_aliases(self, module: nn.Module) -> None:
         """Set what was given under a further name of a shared submodule.
@@ -301,7 +331,7 @@ class _Job:
         }
         first_names = [
             prefixes[id(source)] + key
-            for source, _ in self.pairs
+            for source in self.sources
             for key in _tensor_keys(source)
         ]
         used = {name: name for name in first_names if name in self.tensors}
@@ -332,12 +362,13 @@ class _Job:
 
     def _set_alias(self, name: str, replica: nn.Module, key: str) -> None:
         given = self.tensors[name]
-        parameters = replica.__dict__["_parameters"]
-        if key in parameters:
-            parameters[key] = given
+        holder = replica.__dict__["_parameters"]
+        if key in holder:
+            holder[key] = given
             return
+        holder = replica.__dict__["_buffers"]
         for i, slot in enumerate(self.buffers):
-            if slot.replica is replica and slot.key == key:
+            if slot.holder is holder and slot.key == key:
                 if slot.given is None:
                     self.buffers[i] = slot._replace(name=name, given=given)
                 else:
@@ -347,8 +378,8 @@ class _Job:
     def tie_parameters(self) -> None:
         """Set the parameters that are tied to one that was given under its name."""
         given: dict[int, Tensor] = {}
-        for source, replica in self.pairs:
-            fresh = replica.__dict__["_parameters"]
+        for source in self.sources:
+            fresh = self.copies[id(source)].__dict__["_parameters"]
             for name, own in source.__dict__["_parameters"].items():
                 if fresh[name] is not own:
                     given.setdefault(id(own), fresh[name])
@@ -364,86 +395,66 @@ class _Job:
         """
         if not (is_compiling() or inside_functorch()):
             return None
-        buffer = next((slot.value for slot in self.buffers if slot.written), None)
+        buffer = next(filter(_takes_mapped_values, self.buffers), None)
         if buffer is None:
             return None
+        device = _value(buffer).device
         zero: Tensor | None = None
         for leaf in (*self.tensors.values(), *torch_pytree.tree_leaves(arguments)):
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-                one = leaf.new_zeros((), dtype=torch.float32, device=buffer.device)
+                one = leaf.new_zeros((), dtype=torch.float32, device=device)
                 zero = one if zero is None else zero + one
         return zero
 
-    def set_buffers(self, zero: Tensor | None) -> list[tuple[str, nn.Module, str]]:
-        """Put clones of the buffers into the copies.
-
-        Returns the name, holder and key of every buffer to report.
-        """
+    def set_buffers(self, zero: Tensor | None) -> list[_Buffer]:
+        """Put clones of the buffers into the copies; return those to report."""
         # By id of the original's tensor: the tensor that stands for it, its clone.
         clones: dict[int, tuple[Tensor, Tensor]] = {}
         for slot in self.buffers:
-            if slot.given is not None:
-                self._set_clone(slot, slot.given, zero, clones)
-        reported: list[tuple[str, nn.Module, str]] = []
+            given = slot.given
+            if given is None:
+                continue
+            tied = clones.get(id(slot.own))
+            if tied is not None and tied[0] is given:
+                slot.holder[slot.key] = tied[1]
+                continue
+            clone = slot.holder[slot.key] = _clone(slot, given, zero)
+            if slot.own is not None:
+                clones.setdefault(id(slot.own), (given, clone))
+        reported: list[_Buffer] = []
         for slot in self.buffers:
-            if slot.given is None and slot.own is not None:
-                tied = clones.get(id(slot.own))
+            own = slot.own
+            if slot.given is None and own is not None:
+                tied = clones.get(id(own))
                 if tied is not None:
-                    slot.replica.__dict__["_buffers"][slot.key] = tied[1]
+                    slot.holder[slot.key] = tied[1]
                     continue
-                self._set_clone(slot, slot.own, zero, clones)
-            reported.append((slot.name, slot.replica, slot.key))
+                clone = slot.holder[slot.key] = _clone(slot, own, zero)
+                clones[id(own)] = (own, clone)
+            reported.append(slot)
         return reported
-
-    def _set_clone(
-        self,
-        slot: _Buffer,
-        value: Tensor,
-        zero: Tensor | None,
-        clones: dict[int, tuple[Tensor, Tensor]],
-    ) -> None:
-        known = None if slot.own is None else clones.get(id(slot.own))
-        if known is not None and known[0] is value:
-            clone = known[1]
-        elif zero is not None and slot.written:
-            clone = value + zero.to(value.device, value.dtype)
-        else:
-            clone = value.clone()
-        slot.replica.__dict__["_buffers"][slot.key] = clone
-        if slot.own is not None:
-            clones.setdefault(id(slot.own), (value, clone))
 
     def redirect(self) -> None:
         """Replace what leads to the originals from within the copies."""
-        for source, replica in self.pairs:
-            own = source.__dict__
-            attributes = replica.__dict__
-            for name in _HOOK_DICTS:
-                hooks = own[name]
-                # An OrderedDict, because the handle of a hook keeps a weak
-                # reference to the dict, which a plain one does not allow.
-                attributes[name] = (
-                    OrderedDict([(key, self.follow(hooks[key])) for key in hooks])
-                    if hooks
-                    else OrderedDict()
-                )
-            for name, value in own.items():
-                if name not in _BASE_ATTRIBUTES and type(value) not in _INERT_TYPES:
-                    attributes[name] = self.follow(value)
-            if own.get("max_norm") is not None:
-                self._protect_embedding(source, replica)
+        for hooks, fresh in self.hooks:
+            for key, hook in hooks.items():
+                fresh[key] = self.follow(hook)
+        for replica, name, value in self.leads:
+            replica.__dict__[name] = self.follow(value)
+        for source in self.unlike:
+            replica = self.copies[id(source)]
             if isinstance(source, nn.RNNBase):
-                _set_flat_weights(own, attributes)
+                _set_flat_weights(source.__dict__, replica.__dict__)
+            elif source.__dict__["max_norm"] is not None:
+                self._protect_embedding(replica)
 
-    def _protect_embedding(self, source: nn.Module, replica: nn.Module) -> None:
-        if not isinstance(source, (nn.Embedding, nn.EmbeddingBag)):
-            return
+    def _protect_embedding(self, replica: nn.Module) -> None:
         weight = replica.__dict__["_parameters"].get("weight")
-        if weight is None:
+        if weight is None:  # parametrized: computed at every call
             return
         clone = weight.clone()
         # Every holder sees the rescaled rows, as it would without the clone.
-        for _, other in self.pairs:
+        for other in self.copies.values():
             parameters = other.__dict__["_parameters"]
             for name, tensor in parameters.items():
                 if tensor is weight:
@@ -531,28 +542,21 @@ class _Job:
 
 
 @_inlined
-def _bind_methods(replica: nn.Module) -> None:
-    """Put methods on a copy that Dynamo can not look into when they are its class's.
-
-    It knows what a function closes over only if it knows where the function comes
-    from, and that is not so for the methods of an object that is made in a trace.
-    Decorated methods close over their decorator, and nn.Module asks for the signature
-    of register_buffer when a buffer is assigned.
-    """
-    cls = type(replica)
-    attributes = replica.__dict__
-    attributes["register_buffer"] = partial(cls.register_buffer, replica)
+def _decorated_methods(cls: type[nn.Module]) -> list[str]:
+    found: list[str] = []
     for base in cls.__mro__:
         if base is nn.Module:
-            return
+            break
         for name in base.__dict__:
-            method = base.__dict__[name]
-            if (
-                type(method) is FunctionType
-                and method.__closure__ is not None
-                and name not in attributes
-            ):
-                attributes[name] = partial(getattr(cls, name), replica)
+            if not name.startswith("__"):
+                method = base.__dict__[name]
+                if (
+                    type(method) is FunctionType
+                    # More than what `super()` looks for.
+                    and method.__code__.co_freevars not in {(), ("__class__",)}
+                ):
+                    found.append(name)
+    return found
 
 
 @_inlined
@@ -567,6 +571,29 @@ def _tuple_by_index(values: tuple[Any, ...]) -> tuple[Any, ...]:
             copied.append(values[len(copied)])
         except IndexError:
             return tuple(copied)
+
+
+@_inlined
+def _value(slot: _Buffer) -> Tensor | None:
+    return slot.own if slot.given is None else slot.given
+
+
+@_inlined
+def _takes_mapped_values(slot: _Buffer) -> bool:
+    value = slot.own if slot.given is None else slot.given
+    return (
+        slot.trains
+        and value is not None
+        and (value.is_floating_point() or value.is_complex())
+        and value.layout is torch.strided
+    )
+
+
+@_inlined
+def _clone(slot: _Buffer, value: Tensor, zero: Tensor | None) -> Tensor:
+    if zero is not None and _takes_mapped_values(slot):
+        return value + zero.to(value.device, value.dtype)
+    return value.clone()
 
 
 @_inlined
@@ -607,7 +634,8 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
 
 
 @_inlined
-def _check_class(cls: type[nn.Module], prefix: str) -> None:
+def _is_special(cls: type[nn.Module], prefix: str) -> bool:
+    """Return whether the copies of a class need more; raise if they would not work."""
     if issubclass(cls, torch.jit.ScriptModule):
         raise OptionError(
             f"{_place(prefix)} is a {cls.__name__}: TorchScript runs its own copy of "
@@ -621,6 +649,7 @@ def _check_class(cls: type[nn.Module], prefix: str) -> None:
             f"{_place(prefix)} is a {cls.__name__}, which holds copies of the tensors",
             fix="pass the module that it wraps, its attribute `module`",
         )
+    return issubclass(cls, (nn.RNNBase, nn.Embedding, nn.EmbeddingBag))
 
 
 @_inlined
