@@ -57,7 +57,7 @@ from tdfunc._ops.shape import squeeze as squeeze
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unsqueeze as unsqueeze
-from tdfunc._pytree import register as _register
+from tdfunc._pytree import PathEntry as PathEntry
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training

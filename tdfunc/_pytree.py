@@ -11,18 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import optree
+import optree.registry
 import torch
 import torch.utils._pytree as torch_pytree
-
 from tdfunc._core._torch import is_compiling
 from tdfunc._core.context import BareContext, Context, context_of
-from tdfunc._core.keys import short
 from tdfunc._core.node import Node, make, restore
 from tdfunc._core.pickling import rebuild_leaf
 from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc._tensordict import TensorDict
-from tdfunc.errors import OptionError, show_path
+from tdfunc.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,19 +106,14 @@ def _with_nodes(
 def flatten_with_keys(td: Node) -> tuple[list[tuple[Any, Any]], Context]:
     """Return pairs of key-path entry and leaf, and the context."""
     leaves, context = flatten(td)
-    keys = [torch_pytree.MappingKey(key) for key in _keys(td._schema)]
+    keys = [torch_pytree.MappingKey(key) for key in td._schema.leaf_names()]
     return list(zip(keys, leaves, strict=True)), context
-
-
-def _keys(schema: Schema) -> tuple[Any, ...]:
-    """Return for every leaf what reads it: a key, or a path of several."""
-    return tuple([short(path) for path in schema.paths()])
 
 
 def flatten_for_optree(td: Node) -> tuple[tuple[Any, ...], Context, tuple[Any, ...]]:
     """Return leaves, context and entries in optree's form."""
     leaves, context = flatten(td)
-    return leaves, context, _keys(td._schema)
+    return leaves, context, td._schema.leaf_names()
 
 
 def unflatten_from_optree(context: Context, children: Iterable[Any]) -> Any:
@@ -180,11 +174,11 @@ def _is_json(value: Any) -> bool:
     while pending:
         item = pending.pop()
         if isinstance(item, list):
-            pending.extend(item)  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(item)
         elif isinstance(item, dict):
-            if not all(isinstance(key, str) for key in item):  # pyright: ignore[reportUnknownVariableType]
+            if not all(isinstance(key, str) for key in item):
                 return False
-            pending.extend(item.values())  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(item.values())
         elif item is not None and type(item) not in (bool, int, float, str):
             return False
     return True
@@ -192,7 +186,10 @@ def _is_json(value: Any) -> bool:
 
 def register(cls: type[Node], serialized_name: str) -> None:
     """Register a class of trees in torch's and optree's pytrees."""
-    torch_pytree.register_pytree_node(
+    in_torch: Any = torch_pytree.register_pytree_node
+    in_optree: Any = optree.register_pytree_node
+    # torch.export reads dynamic shapes as the kind of sequence that flatten returns.
+    in_torch(
         cls,
         flatten,
         unflatten,
@@ -201,7 +198,7 @@ def register(cls: type[Node], serialized_name: str) -> None:
         from_dumpable_context=from_dumpable,
         flatten_with_keys_fn=flatten_with_keys,
     )
-    optree.register_pytree_node(
+    in_optree(
         cls,
         flatten_for_optree,
         unflatten_from_optree,

@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Any, final
 
 from tdfunc._core import repr as _repr
 from tdfunc._core.batch import as_names, as_size
-from tdfunc._core.build import assemble
+from tdfunc._core.build import assemble, assemble_flat
 from tdfunc._core.node import Node
-from tdfunc._ops import convert, entries, index, join, leafwise, pointwise, reduce, shape
+from tdfunc._core.statics import NO_STATICS
+from tdfunc._ops import (
+    convert,
+    entries,
+    index,
+    join,
+    leafwise,
+    pointwise,
+    reduce,
+    shape,
+)
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
-from tdfunc.func import _modules, _partition
+from tdfunc.func import _modules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +63,7 @@ class Tree(Node):
     to_dict = convert.to_dict
 
     # Shape
-    _at_index = index.at_index
+    _at_index = index.at_index  # pyright: ignore[reportAssignmentType]
     reshape = shape.reshape
     unsqueeze = shape.unsqueeze
     squeeze = shape.squeeze
@@ -100,8 +110,8 @@ class Tree(Node):
     __le__ = pointwise.le
     __gt__ = pointwise.gt
     __ge__ = pointwise.ge
-    __eq__ = pointwise.eq_operator  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    __ne__ = pointwise.ne_operator  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    __eq__ = pointwise.eq_operator  # pyright: ignore[reportAssignmentType]
+    __ne__ = pointwise.ne_operator  # pyright: ignore[reportAssignmentType]
     # By identity, as for tensors: equality is elementwise.
     __hash__ = object.__hash__
 
@@ -110,7 +120,7 @@ class Tree(Node):
     mean = reduce.mean
 
     # Printing
-    __repr__ = _repr.compact
+    __repr__ = _repr.compact  # pyright: ignore[reportAssignmentType]
     _repr_html_ = _repr.html
     to_tree_string = _repr.full
 
@@ -174,6 +184,16 @@ class TensorDict(Tree, plain=True):
     ) -> None:
         if source is None:
             source = entries
+        elif type(source) is dict and device is None and not entries:
+            # The hot path, before the checks that cost more than it does.
+            size = as_size(() if batch_size is None else batch_size)
+            flat = assemble_flat(source, size, TensorDict)
+            if flat is not None:
+                self._schema, self._leaves = flat
+                self._statics = NO_STATICS
+                self._batch_size = size
+                self._names = None if names is None else as_names(names, len(size))
+                return
         elif entries:
             raise OptionError(
                 "entries are given twice",

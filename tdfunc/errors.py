@@ -43,8 +43,8 @@ class TdfuncError(Exception):
         fix: the call that works.
 
     Examples:
-        >>> print(TdfuncError("leaf is too short", path=("a",), fix="pass batch_size=[]"))
-        leaf is too short - at td['a'] - to fix: pass batch_size=[]
+        >>> print(TdfuncError("leaf too short", path=("a",), fix="batch_size=[]"))
+        leaf too short - at td['a'] - to fix: batch_size=[]
     """
 
     def __init__(

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     Index: TypeAlias = (
         int
         | slice
-        | None
         | EllipsisType
         | torch.Tensor
         | Sequence["Index"]
         | tuple["Index", ...]
+        | None
     )
 else:
     Index = Any

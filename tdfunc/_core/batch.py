@@ -63,7 +63,7 @@ def as_names(names: DimNames | None, dims: int) -> tuple[str | None, ...] | None
             expected=f"{dims} names, one (or None) for every batch dim",
             got=list(given),
         )
-    if any([n is not None and not (isinstance(n, str) and n) for n in given]):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if any([n is not None and not (isinstance(n, str) and n) for n in given]):
         raise OptionError(
             "a dim name is no name", expected="non-empty strings or None", got=given
         )
@@ -131,7 +131,9 @@ def as_constants(shapes: list[Any]) -> tuple[tuple[int, ...] | None, ...]:
     if not is_compiling():
         return tuple([None if shape is None else tuple(shape) for shape in shapes])
     seen: list[list[Any]] = []
-    return tuple([None if shape is None else _numbered(shape, seen) for shape in shapes])
+    return tuple(
+        [None if shape is None else _numbered(shape, seen) for shape in shapes]
+    )
 
 
 def _numbered(shape: Any, seen: list[list[Any]]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """From mappings and trees to flat storage: the door where everything is checked.
 
 `assemble` walks a mapping with an explicit stack (a chain of mappings may be
-thousands deep) and returns `Parts`: schema, leaves and statics of one node.
+thousands deep) and returns a `Part`: schema, leaves and statics of one node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Device, Path
 
-__all__ = ["Part", "as_part", "assemble"]
+__all__ = ["Draft", "Part", "as_part", "assemble", "assemble_flat"]
 
 
 class Part(NamedTuple):
@@ -33,8 +33,55 @@ class Part(NamedTuple):
 
     kid: Kid
     surplus: int
-    leaves: tuple[torch.Tensor, ...]
+    leaves: tuple[Any, ...]
     statics: Statics
+
+
+class Draft:
+    """A node under construction: its entries in flat form, in people's order."""
+
+    __slots__ = ("chunks", "extra", "keys", "kids", "path", "rest", "source", "statics")
+
+    def __init__(
+        self, path: Path = (), source: Mapping[Any, Any] | None = None
+    ) -> None:
+        self.path = path
+        self.source = id(source)
+        self.rest: Iterator[tuple[Any, Any]] = iter(source.items() if source else ())
+        self.keys: list[str] = []
+        self.kids: list[Kid] = []
+        self.extra: list[int] = []  # surplus of each entry
+        self.chunks: list[tuple[Any, ...]] = []  # leaves of each entry
+        self.statics: dict[str, Statics] = {}  # statics of those that have some
+
+    def add(self, key: str, part: Part) -> None:
+        """Add an entry at the end."""
+        kid, surplus, leaves, statics = part
+        self.keys.append(key)
+        self.kids.append(kid)
+        self.extra.append(surplus)
+        self.chunks.append(leaves)
+        if statics is not NO_STATICS:
+            self.statics[key] = statics
+
+    def close(self, cls: type[Node]) -> Part:
+        """Return the node."""
+        schema = Schema(cls, tuple(self.keys), tuple(self.kids), tuple(self.extra))
+        chunks = self.chunks
+        if schema.order is not schema.keys:
+            by_key = dict(zip(self.keys, chunks, strict=True))
+            chunks = [by_key[key] for key in schema.order]
+        leaves: list[Any] = []
+        for chunk in chunks:
+            leaves += chunk
+        box = NO_STATICS
+        if self.statics:
+            values: list[Any] = []
+            for key in schema.order:
+                if key in self.statics:
+                    values += self.statics[key].values
+            box = Statics(tuple(values))
+        return Part(schema, 0, tuple(leaves), box)
 
 
 def as_part(
@@ -62,7 +109,7 @@ def as_part(
     if isinstance(value, Node):
         return _node_part(value, path, batch_size, device)
     if isinstance(value, Mapping):
-        return assemble(value, batch_size, cls, device=device, path=path)  # pyright: ignore[reportUnknownArgumentType]
+        return assemble(value, batch_size, cls, device=device, path=path)
     leaf = as_leaf(value, path)
     if isinstance(leaf, NonTensorData):
         return Part(STATIC, 0, (), Statics((leaf.data,)))
@@ -78,103 +125,83 @@ def assemble(
     path: Path = (),
 ) -> Part:
     """Return a mapping of mappings in flat form; every node has `batch_size`."""
-    flat = _assemble_flat(source, batch_size, cls) if device is None else None
+    flat = assemble_flat(source, batch_size, cls) if device is None else None
     if flat is not None:
-        return flat
-    frame = _Frame(source, path)
-    stack = [frame]
+        return Part(flat[0], 0, flat[1], NO_STATICS)
+    nb = len(batch_size)
+    stack = [Draft(path, source)]
     inside = {id(source)}
     while True:
-        frame = stack[-1]
-        for key, value in frame.rest:
-            here = (*frame.path, check_key(key, frame.path))
+        draft = stack[-1]
+        for key, value in draft.rest:
+            if type(value) is torch.Tensor and device is None:
+                # What most entries are; the general way would cost as much again.
+                shape = value.shape
+                if shape[:nb] == batch_size:
+                    draft.keys.append(key)
+                    draft.kids.append(len(shape) - nb)
+                    draft.extra.append(0)
+                    draft.chunks.append((value,))
+                    continue
             if isinstance(value, Mapping):
-                if id(value) in inside:  # pyright: ignore[reportUnknownArgumentType]
+                if id(value) in inside:
+                    here = (*draft.path, check_key(key, draft.path))
                     raise StructureError("a mapping contains itself", path=here)
-                inside.add(id(value))  # pyright: ignore[reportUnknownArgumentType]
-                stack.append(_Frame(value, here))  # pyright: ignore[reportUnknownArgumentType]
+                if device is None:
+                    flat = assemble_flat(value, batch_size, cls)
+                    if flat is not None:
+                        draft.add(key, Part(flat[0], 0, flat[1], NO_STATICS))
+                        continue
+                inside.add(id(value))
+                stack.append(Draft((*draft.path, check_key(key, draft.path)), value))
                 break
-            frame.add(key, as_part(value, here, batch_size, cls, device))
+            here = (*draft.path, check_key(key, draft.path))
+            draft.add(key, as_part(value, here, batch_size, cls, device))
         else:
             stack.pop()
-            inside.discard(frame.source)
-            part = frame.close(cls)
+            inside.discard(draft.source)
+            try:
+                part = draft.close(cls)
+            except InvalidKeyError:
+                for key in draft.keys:
+                    check_key(key, draft.path)  # the same error, with the path
+                raise
             if not stack:
                 return part
-            stack[-1].add(frame.path[-1], part)
+            stack[-1].add(draft.path[-1], part)
 
 
-def _assemble_flat(
+def assemble_flat(
     source: Mapping[str, Any], batch_size: torch.Size, cls: type[Node]
-) -> Part | None:
-    """Build a mapping of plain tensors without a frame; None if it is not one.
+) -> tuple[Schema, tuple[torch.Tensor, ...]] | None:
+    """Return schema and leaves of a mapping of plain tensors, None if it is not one.
 
     This is the constructor's hot path. The schema checks its keys when it is new:
     a structure that is known has good keys.
     """
     values = tuple(source.values())
-    if not values:
+    if not values or not PLAIN_TYPES.issuperset(map(type, values)):
         return None
+    shapes = [value.shape for value in values]
     nb = len(batch_size)
-    rows = batch_size[0] if nb == 1 else -1
-    ranks: list[int] = []
-    if not PLAIN_TYPES.issuperset(map(type, values)):
-        return None
-    for value in values:
-        shape = value.shape
-        rank = len(shape) - nb
-        # Slicing a torch.Size costs more than the whole rest of the loop. On a
-        # mismatch the slow path takes over: it knows the path for the error.
-        if nb == 1:
-            if rank < 0 or shape[0] != rows:
+    # Slicing a torch.Size costs more than the whole rest of the loop. On a mismatch
+    # the slow path takes over: it knows the path for the error.
+    if nb == 1:
+        rows = batch_size[0]
+        for shape in shapes:
+            if not shape or shape[0] != rows:
                 return None
-        elif nb and shape[:nb] != batch_size:
-            return None
-        ranks.append(rank)
+    elif nb:
+        for shape in shapes:
+            if shape[:nb] != batch_size:
+                return None
     try:
-        schema = Schema(cls, tuple(source), tuple(ranks))
+        schema = Schema(cls, tuple(source), tuple([len(s) - nb for s in shapes]))
     except InvalidKeyError:
         return None
     if schema.order is not schema.keys:
         values = tuple([source[key] for key in schema.order])
-    return Part(schema, 0, values, NO_STATICS)
-
-
-class _Frame:
-    """One mapping on the way."""
-
-    __slots__ = ("parts", "path", "rest", "source")
-
-    def __init__(self, source: Mapping[str, Any], path: Path) -> None:
-        self.source = id(source)
-        self.path = path
-        self.rest: Iterator[tuple[str, Any]] = iter(source.items())
-        self.parts: dict[str, Part] = {}
-
-    def add(self, key: str, part: Part) -> None:
-        self.parts[key] = part
-
-    def close(self, cls: type[Node]) -> Part:
-        return join_parts(self.parts, cls)
-
-
-def join_parts(parts: Mapping[str, Part], cls: type[Node]) -> Part:
-    """Return the node whose entries are `parts`, in their order."""
-    schema = Schema(
-        cls,
-        tuple(parts),
-        tuple([part.kid for part in parts.values()]),
-        tuple([part.surplus for part in parts.values()]),
-    )
-    leaves: list[torch.Tensor] = []
-    statics: list[Any] = []
-    for key in schema.order:
-        part = parts[key]
-        leaves.extend(part.leaves)
-        if part.statics is not NO_STATICS:
-            statics.extend(part.statics.values)
-    box = Statics(tuple(statics)) if statics else NO_STATICS
-    return Part(schema, 0, tuple(leaves), box)
+    return schema, values
 
 
 def _node_part(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tdfunc._core._torch import register_trace_constant
-from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NO_STATICS, Statics
+
+if TYPE_CHECKING:
+    from tdfunc._core.schema import Schema
 
 __all__ = ["BareContext", "Context", "context_of"]
 
@@ -70,7 +72,7 @@ class BareContext(Context):
 
     __slots__ = ()
 
-    def __init__(self, schema: Schema) -> None:  # pyright: ignore[reportMissingSuperCall]
+    def __init__(self, schema: Schema) -> None:
         # Spelled out: a call of the parent's would double the cost of flattening.
         self.schema = schema
         self.statics = NO_STATICS

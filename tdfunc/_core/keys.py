@@ -18,7 +18,7 @@ def is_key(value: object) -> bool:
         return True
     if not isinstance(value, tuple) or not value:
         return False
-    return all(is_key(part) for part in value)  # pyright: ignore[reportUnknownVariableType]
+    return all(is_key(part) for part in value)
 
 
 def check_key(key: object, parent: Path = ()) -> str:
@@ -57,7 +57,7 @@ def as_path(key: object) -> Path:
             got=type(key).__name__ if key != () else "an empty tuple",
         )
     path: list[str] = []
-    for part in key:  # pyright: ignore[reportUnknownVariableType]
+    for part in key:
         if isinstance(part, tuple):
             path.extend(as_path(part))
         else:

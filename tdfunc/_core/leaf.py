@@ -38,17 +38,17 @@ def as_leaf(value: Any, path: Path) -> torch.Tensor | NonTensorData:
     if isinstance(value, (np.ndarray, np.generic)):
         return _from_numpy(value)
     if isinstance(value, list):
-        if _only_numbers(value):  # pyright: ignore[reportUnknownArgumentType]
+        if _only_numbers(value):
             return _tensor(value, path)
         raise InvalidLeafError(
             "a list of other things than numbers is ambiguous",
             path=path,
             expected="a tensor, a number, a nested mapping, or a static value",
-            got=f"a list of {_kinds(value)}",  # pyright: ignore[reportUnknownArgumentType]
+            got=f"a list of {_kinds(value)}",
             fix="NonTensorData(value) keeps the list as one static value; "
             "torch.stack(value) makes one tensor of a list of tensors",
         )
-    if type(value) is tuple and value and _only_numbers(value):  # pyright: ignore[reportUnknownArgumentType]
+    if type(value) is tuple and value and _only_numbers(value):
         return _tensor(value, path)
     return NonTensorData(value)
 
@@ -75,7 +75,7 @@ def _from_numpy(value: Any) -> torch.Tensor | NonTensorData:
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     try:
-        return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+        return torch.from_numpy(array)
     except TypeError:  # a dtype that torch lacks, such as long double
         return NonTensorData(value)
 
@@ -85,7 +85,7 @@ def _only_numbers(value: Any) -> bool:
     while pending:
         item = pending.pop()
         if isinstance(item, (list, tuple)):
-            pending.extend(item)  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(item)
         elif type(item) not in _NUMBERS and not isinstance(item, np.generic):
             return False
     return True

@@ -19,12 +19,8 @@ __all__ = ["check_same_entries", "differences"]
 def differences(expected: Schema, got: Schema) -> list[str]:
     """Return one line for every entry that only one has, or that differs in kind."""
     left, right = _kinds(expected), _kinds(got)
-    lines = [
-        f"{show_path(path)} is missing" for path in left if _is_first(path, right)
-    ]
-    lines += [
-        f"{show_path(path)} is extra" for path in right if _is_first(path, left)
-    ]
+    lines = [f"{show_path(path)} is missing" for path in left if _is_first(path, right)]
+    lines += [f"{show_path(path)} is extra" for path in right if _is_first(path, left)]
     lines += [
         f"{show_path(path)} is {right[path]}, not {kind}"
         for path, kind in left.items()

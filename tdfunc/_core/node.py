@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from copy import deepcopy
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import torch
 
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
-from tdfunc._core.schema import STATIC, Found, Schema
+from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc.errors import (
     ImmutableError,
@@ -29,6 +29,7 @@ from tdfunc.errors import (
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
+    from tdfunc._core.schema import Found
     from tdfunc.typing import Index, Path
 
 __all__ = ["Node", "NodeT", "entry_at", "make", "missing"]
@@ -191,7 +192,10 @@ class Node:
             slot = schema.slots.get(key)
             if slot is not None:
                 return self._leaves[slot]
-            return entry_at(self, (check_key(key),))
+            entry = schema.child(key)
+            if entry is None:
+                raise missing(self, (check_key(key),))
+            return _child(self, key, entry)
         if isinstance(key, tuple) and key and isinstance(key[0], (str, tuple)):
             slot = schema.slot(key)
             if slot is not None:
@@ -309,9 +313,7 @@ class Node:
         )
 
     def __delitem__(self, key: Any) -> NoReturn:
-        raise ImmutableError(
-            "a tree can not be changed", fix=f"td = td.drop({key!r})"
-        )
+        raise ImmutableError("a tree can not be changed", fix=f"td = td.drop({key!r})")
 
     def __getattr__(self, name: str) -> NoReturn:
         # Called only for names that are not there.
@@ -332,10 +334,10 @@ class Node:
 
     # Copies and pickles
 
-    def __copy__(self: NodeT) -> NodeT:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self: NodeT, memo: dict[int, Any]) -> NodeT:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         size = self.batch_size
         values = deepcopy(self._statics.values, memo)
         leaves = deepcopy(self._leaves, memo)
@@ -396,6 +398,8 @@ def entry_at(node: Node, path: Path) -> Any:
         raise missing(node, path)
     kid = found.kid
     if isinstance(kid, Schema):
+        if len(path) == 1:
+            return _child(node, path[0], (kid, found.lo, found.slo, found.surplus))
         return _node_at(node, path)
     if kid == STATIC:
         return node._statics.values[found.slo]
@@ -422,11 +426,21 @@ def missing(node: Node, path: Path) -> MissingKeyError | PathThroughLeafError:
     )
 
 
+def _child(node: Node, key: str, entry: tuple[Any, int, int, int]) -> Any:
+    """Return an entry of a node that is no leaf: a static, or a nested node."""
+    kid, lo, slo, surplus = entry
+    if not isinstance(kid, Schema):
+        return node._statics.values[slo] if kid == STATIC else node._leaves[lo]
+    size = node._batch_size
+    if size is None or surplus or kid.m:
+        return _node_at(node, (key,))
+    return make(kid, node._leaves[lo : lo + kid.n], NO_STATICS, size, node._names)
+
+
 def _node_at(node: Node, path: Path) -> Any:
     # Settling may exchange the schema, so it comes before the place is looked up.
     size = node.batch_size
-    found = node._schema.find(path)
-    assert found is not None
+    found = cast("Found", node._schema.find(path))
     leaves = node._leaves[found.lo : found.hi]
     names = node._names
     if found.surplus:
@@ -438,7 +452,7 @@ def _node_at(node: Node, path: Path) -> Any:
     statics = NO_STATICS
     if found.slo != found.shi:
         statics = node._statics.part(found.slo, found.shi)
-    return make(found.kid, leaves, statics, size, names)  # pyright: ignore[reportArgumentType]
+    return make(cast("Schema", found.kid), leaves, statics, size, names)
 
 
 def _settle(node: Node) -> torch.Size:

@@ -8,7 +8,7 @@ of tensors does not offer its bytes that way. Each plain leaf becomes
 from __future__ import annotations
 
 from pickle import PickleBuffer
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -40,9 +40,9 @@ def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Any:
 
 def unpack_leaves(packed: Any) -> tuple[Any, ...]:
     """Return the leaves that `pack_leaves` packed."""
-    if isinstance(packed, tuple) and len(packed) == 2 and isinstance(packed[0], list):  # pyright: ignore[reportUnknownArgumentType]  # noqa: PLR2004
-        leaves, order = packed  # pyright: ignore[reportUnknownVariableType]
-        return tuple([leaves[place] for place in order])  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(packed, tuple) and len(packed) == 2 and isinstance(packed[0], list):  # noqa: PLR2004
+        leaves, order = packed
+        return tuple([leaves[place] for place in order])
     return packed
 
 
@@ -67,13 +67,18 @@ class _Buffered:
     def __reduce__(self) -> tuple[Any, ...]:
         leaf = self.leaf
         flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = PickleBuffer(flat.view(torch.uint8).numpy())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-        return rebuild_leaf, (data, leaf.dtype, tuple(leaf.shape), leaf.requires_grad)
+        data = PickleBuffer(flat.view(torch.uint8).numpy())
+        return rebuild_leaf, (
+            data,
+            leaf.dtype,
+            tuple(leaf.shape),
+            int(leaf.requires_grad),
+        )
 
 
 def rebuild_leaf(
-    data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
-) -> torch.Tensor:  # fmt: skip
+    data: Any, dtype: torch.dtype, shape: tuple[int, ...], grad: Literal[0, 1]
+) -> torch.Tensor:
     """Return the tensor whose bytes are `data`, without copying a writable buffer."""
     view = memoryview(data)
     if view.nbytes == 0:
@@ -82,4 +87,4 @@ def rebuild_leaf(
         # A read-only buffer would give a tensor whose writes are undefined.
         buffer = bytearray(view) if view.readonly else data
         leaf = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
-    return leaf.requires_grad_() if requires_grad else leaf
+    return leaf.requires_grad_() if grad else leaf

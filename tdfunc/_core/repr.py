@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -143,7 +143,7 @@ def _fields(node: Node) -> str:
             depth, opened = level, False
         out.append(("" if opened else ", ") + _key(step.path[-1]) + ": ")
         opened = isinstance(step.kid, Schema)
-        if opened and level + 1 == _MOST_DEPTH and step.kid.keys:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if opened and level + 1 == _MOST_DEPTH and step.kid.keys:  # pyright: ignore[reportAttributeAccessIssue]
             out.append(_node(node, step, dims) + "{...}")
             opened = False
         elif opened:
@@ -160,8 +160,7 @@ def _fields(node: Node) -> str:
 
 
 def _node(node: Node, step: Step, dims: int) -> str:
-    kid = step.kid
-    assert isinstance(kid, Schema)
+    kid = cast("Schema", step.kid)
     name = "" if kid.cls is node._plain else kid.cls.__name__
     if step.surplus and kid.n:
         leaf = node._leaves[step.lo]

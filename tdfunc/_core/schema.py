@@ -24,7 +24,7 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
 
 from tdfunc._core._torch import register_trace_constant
 from tdfunc._core.keys import check_key
@@ -277,6 +277,14 @@ class Schema:
             self._paths = tuple(paths)
         return self._paths
 
+    def leaf_names(self) -> tuple[Any, ...]:
+        """Return for every leaf what reads it: a key, or a path of several."""
+        known = self._memo.get("leaf_names")
+        if known is None:
+            names = tuple([p if len(p) > 1 else p[0] for p in self.paths()])
+            known = self._remember("leaf_names", names)
+        return known
+
     def dotted(self) -> tuple[str, ...]:
         """Return the path of every leaf joined with dots, as modules name tensors."""
         known = self._memo.get("dotted")
@@ -318,6 +326,10 @@ class Schema:
         found = Found(kid, lo, hi, slo, shi, surplus)
         self._found[path] = found
         return found
+
+    def child(self, key: str) -> tuple[Kid, int, int, int] | None:
+        """Return `(kid, first leaf, first static, surplus)` of an entry, or None."""
+        return self.index.get(key)
 
     def slot(self, path: Any) -> int | None:
         """Return the place of the leaf at `path`, None if there is no leaf."""
@@ -370,7 +382,9 @@ class Schema:
             steps = [s for s in self.walk() if nested or len(s.path) == 1]
             if leaves_only:
                 steps = [
-                    s for s in steps if not isinstance(s.kid, Schema) and s.kid != STATIC
+                    s
+                    for s in steps
+                    if not isinstance(s.kid, Schema) and s.kid != STATIC
                 ]
             if sort:
                 steps.sort(key=lambda step: step.path)
@@ -477,8 +491,8 @@ class Schema:
         for parent, key, own in reversed(spine):
             kid = parent._with_kid(key, kid, surplus)
             surplus = own
-        assert isinstance(kid, Schema)
-        return self._remember(token, Spliced(kid, lo, hi, slo, shi))
+        new = cast("Schema", kid)
+        return self._remember(token, Spliced(new, lo, hi, slo, shi))
 
     def pruned(self, path: Path) -> Spliced | None:
         """Return the schema without the entry at `path`, None if there is none."""
@@ -490,8 +504,7 @@ class Schema:
         if found is None:
             return None
         above = self.find(path[:-1])
-        node = self if above is None else above.kid
-        assert isinstance(node, Schema)
+        node = self if above is None else cast("Schema", above.kid)
         keep = [i for i, key in enumerate(node.keys) if key != path[-1]]
         smaller = Schema(
             node.cls,
@@ -551,7 +564,9 @@ class Schema:
         ranks = self.leaf_kids()
         parts: list[tuple[Schema, tuple[int, ...]]] = []
         for side in (True, False):
-            leaf = [k if c is side else None for k, c in zip(ranks, chosen, strict=True)]
+            leaf = [
+                k if c is side else None for k, c in zip(ranks, chosen, strict=True)
+            ]
             nodes = [
                 not side and not kid.keys
                 for _, kid, *_ in self.walk()
@@ -559,7 +574,9 @@ class Schema:
             ]
             static = [not side] * self.m
             schema = self._rebuilt(leaf, static=static, nodes=nodes)
-            parts.append((schema, tuple([i for i, c in enumerate(chosen) if c is side])))
+            parts.append(
+                (schema, tuple([i for i, c in enumerate(chosen) if c is side]))
+            )
         return self._remember(token, (parts[0], parts[1]))
 
     def leaf_kids(self) -> tuple[int, ...]:
@@ -635,7 +652,9 @@ class Schema:
             above = dims[path[:-1]]
             if isinstance(kid, Schema):
                 inside = range(lo, lo + kid.n)
-                dims[path] = _shared_prefix(shapes, inside, most, above) if kid.n else above
+                dims[path] = (
+                    _shared_prefix(shapes, inside, most, above) if kid.n else above
+                )
                 surpluses.append(dims[path] - above)
             elif kid != STATIC:
                 leaf[lo] = len(shapes[lo]) - above
@@ -988,6 +1007,7 @@ register_trace_constant(
         "aligned",
         "blocked",
         "canon",
+        "child",
         "dotted",
         "entries",
         "find",
@@ -996,6 +1016,7 @@ register_trace_constant(
         "home",
         "inferred",
         "leaf_kids",
+        "leaf_names",
         "listed",
         "matches",
         "names",

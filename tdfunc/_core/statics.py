@@ -125,14 +125,14 @@ def same_value(a: object, b: object) -> bool:
             continue
         if isinstance(x, (list, tuple)):
             seen.add((id(x), id(y)))
-            if len(x) != len(y):  # pyright: ignore[reportUnknownArgumentType]
+            if len(x) != len(y):
                 return False
-            pending.extend(zip(x, y, strict=True))  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(zip(x, y, strict=True))
         elif isinstance(x, Mapping):
             seen.add((id(x), id(y)))
-            if list(x) != list(y) and set(x) != set(y):  # pyright: ignore[reportUnknownArgumentType]
+            if list(x) != list(y) and set(x) != set(y):
                 return False
-            pending.extend((x[k], y[k]) for k in x)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            pending.extend((x[k], y[k]) for k in x)
         elif not _same_atom(x, y):
             return False
     return True

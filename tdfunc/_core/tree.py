@@ -6,6 +6,8 @@ error; `pointwise` takes torch's multi-tensor kernels where they do the same.
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +17,7 @@ from tdfunc._core.node import make
 from tdfunc.errors import show_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tdfunc._core.node import Node, NodeT
     from tdfunc._core.schema import Schema
@@ -27,25 +29,33 @@ def map_leaves(
     schema: Schema, leaves: Iterable[Any], fn: Callable[..., Any], *args: Any
 ) -> tuple[Any, ...]:
     """Return ``fn(leaf, *args)`` for every leaf; an error gets a note with the path."""
-    if is_compiling():
-        return tuple([fn(leaf, *args) for leaf in leaves])
-    out: list[Any] = []
-    add = out.append
-    try:
-        for leaf in leaves:
-            add(fn(leaf, *args))
-    except Exception as error:
-        error.add_note(f"tdfunc: at {show_path(schema.paths()[len(out)])}")
-        raise
-    return tuple(out)
+    if args:
+        return zip_leaves(schema, (leaves, *[repeat(arg) for arg in args]), fn)
+    return zip_leaves(schema, (leaves,), fn)
 
 
 def zip_leaves(
-    schema: Schema, columns: Iterable[Iterable[Any]], fn: Callable[..., Any]
+    schema: Schema, columns: Sequence[Iterable[Any]], fn: Callable[..., Any]
 ) -> tuple[Any, ...]:
-    """Return ``fn(*row)`` for every leaf across `columns`, noting the path on errors."""
-    rows = zip(*columns, strict=True)
-    return map_leaves(schema, rows, lambda row: fn(*row))
+    """Return ``fn(*row)`` for every leaf across `columns`, noting the path on errors.
+
+    The first column decides how many rows there are.
+    """
+    if is_compiling():
+        return tuple([fn(*row) for row in zip(*columns, strict=False)])
+    # What is left in the iterator tells which row failed, at no cost to the loop.
+    first = iter(columns[0])
+    try:
+        out = tuple(map(fn, first, *columns[1:]))
+    except Exception as error:
+        slot = schema.n - length_hint(first) - 1
+        error.add_note(f"tdfunc: at {show_path(schema.paths()[slot])}")
+        raise
+    if len(out) != schema.n:
+        # `map` took it for the end of its input.
+        message = "the function raised StopIteration"
+        raise RuntimeError(f"{message} at {show_path(schema.paths()[len(out)])}")
+    return out
 
 
 def pointwise(
@@ -75,14 +85,10 @@ def pointwise(
 
 def with_leaves(node: NodeT, leaves: tuple[Any, ...]) -> NodeT:
     """Return the node with other leaves of the same shapes."""
-    return make(
-        node._schema, leaves, node._statics, node._batch_size, node._names
-    )
+    return make(node._schema, leaves, node._statics, node._batch_size, node._names)
 
 
-def feature_views(
-    value: torch.Tensor, ranks: tuple[int, ...]
-) -> list[torch.Tensor]:
+def feature_views(value: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
     """Return `value` with as many trailing dims of size 1 as each rank says.
 
     Aligns a tensor of batch shape with leaves that have feature dims.

@@ -228,14 +228,18 @@ def from_dict(
             f"auto_batch_size={auto_batch_size!r}, batch_dims={batch_dims!r}",
         )
     if batch_dims is not None and (
-        not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0  # pyright: ignore[reportUnnecessaryIsInstance]
+        not isinstance(batch_dims, int)
+        or isinstance(batch_dims, bool)
+        or batch_dims < 0
     ):
         raise OptionError(
             "batch_dims is no number of dims", expected="an int >= 0", got=batch_dims
         )
-    if not isinstance(entries, (Mapping, Node)):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(entries, (Mapping, Node)):
         raise InvalidLeafError(
-            "a tree is made of a mapping", expected="a mapping", got=type(entries).__name__
+            "a tree is made of a mapping",
+            expected="a mapping",
+            got=type(entries).__name__,
         )
     node_cls: type[Node] = Node._plain if cls is None else cls
     size = as_size(() if batch_size is None else batch_size)
@@ -259,4 +263,3 @@ def _inferred(td: Any, batch_dims: int | None) -> Any:
     )
     size = td._leaves[0].shape[:dims] if td._leaves else torch.Size()
     return make(schema, td._leaves, td._statics, size, td._names)
-

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.batch import as_names, as_size, misfit
-from tdfunc._core.build import Part, as_part, join_parts
+from tdfunc._core.build import Draft, Part, as_part
 from tdfunc._core.keys import as_path, check_key
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._core.tree import with_leaves
-from tdfunc.errors import OperandError, PathThroughLeafError, StructureError
+from tdfunc.errors import OperandError, StructureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,8 @@ def set_entry(td: NodeT, key: str | Path, value: Any) -> NodeT:
         if isinstance(old, torch.Tensor) and value.shape == old.shape:
             leaves = list(td._leaves)
             leaves[slot] = value
-            return with_leaves(td, tuple(leaves))
+            new = (td._schema, tuple(leaves), td._statics, td._batch_size, td._names)
+            return make(*new)
     return _set_path(td, as_path(key), value)
 
 
@@ -85,9 +86,7 @@ def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
     schema = td._schema
     blocked = schema.blocked(path)
     if blocked is not None:
-        error = missing(td, path)
-        assert isinstance(error, PathThroughLeafError)
-        raise error
+        raise missing(td, path)
     home = schema.home(path)
     room = size
     if home.surplus:
@@ -134,7 +133,7 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
     for source in (other, entries):
         if source is None or (source is entries and not entries):
             continue
-        if not isinstance(source, (Mapping, Node)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(source, (Mapping, Node)):
             raise OperandError(
                 "a tree can not be updated from this",
                 expected="a mapping or a tree",
@@ -146,34 +145,56 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
 
 def _merged(td: NodeT, other: Entries | Node) -> NodeT:
     """Merge `other` into `td`, opening only the nodes that it touches."""
-    root = _Merge((), td, other)
-    stack = [root]
+    same = _overwritten(td, other)
+    if same is not None:
+        return same
+    stack = [_Merge((), td, other)]
     inside = {id(other)}
     while True:
         frame = stack[-1]
+        node = frame.node
         for key, value in frame.rest:
             here = (*frame.path, check_key(key, frame.path))
-            old = frame.node.get(key) if isinstance(frame.node, Node) else None
-            if isinstance(value, (Mapping, Node)) and isinstance(old, Node):
-                if id(value) in inside:  # pyright: ignore[reportUnknownArgumentType]
+            if isinstance(value, (Mapping, Node)) and _holds_node(node, key):
+                if id(value) in inside:
                     raise StructureError("a mapping contains itself", path=here)
-                inside.add(id(value))  # pyright: ignore[reportUnknownArgumentType]
-                stack.append(_Merge(here, old, value))  # pyright: ignore[reportUnknownArgumentType]
+                inside.add(id(value))
+                stack.append(_Merge(here, entry_at(node, (key,)), value))
                 break
-            size = frame.node.batch_size
-            frame.parts[key] = as_part(value, here, size, td._plain)
+            frame.parts[key] = as_part(value, here, node.batch_size, td._plain)
         else:
             stack.pop()
             inside.discard(id(frame.other))
-            cls = type(frame.node)
-            whole = join_parts(frame.parts, cls)
+            draft = Draft()
+            for key, part in frame.parts.items():
+                draft.add(key, part)
+            whole = draft.close(type(node))
             if not stack:
-                node = frame.node
-                size, names = node.batch_size, node._names
+                size, names = td.batch_size, td._names
                 return make(whole.kid, whole.leaves, whole.statics, size, names)  # pyright: ignore[reportArgumentType]
             key = frame.path[-1]
             surplus = stack[-1].parts[key].surplus
             stack[-1].parts[key] = whole._replace(surplus=surplus)
+
+
+def _overwritten(td: NodeT, other: Any) -> NodeT | None:
+    """Return the tree with other tensors of the same shapes, None if it takes more."""
+    slots = td._schema.slots
+    leaves = list(td._leaves)
+    for key, value in other.items():
+        slot = slots.get(key)
+        if slot is None or not isinstance(value, torch.Tensor):
+            return None
+        old = leaves[slot]
+        if not isinstance(old, torch.Tensor) or value.shape != old.shape:
+            return None
+        leaves[slot] = value
+    return with_leaves(td, tuple(leaves))
+
+
+def _holds_node(node: Node, key: str) -> bool:
+    entry = node._schema.index.get(key)
+    return entry is not None and isinstance(entry[0], Schema)
 
 
 class _Merge:

@@ -14,7 +14,6 @@ import torch
 
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import map_leaves
 from tdfunc.errors import TreeIndexError
 
 if TYPE_CHECKING:
@@ -50,13 +49,21 @@ def at_index(td: NodeT, index: Index) -> NodeT:
         if not -size[0] <= index < size[0]:
             raise _out_of_range(td, index, 0)
         leaves = tuple([leaf[index] for leaf in td._leaves])
-        names = td._names if td._names is None else as_names((td.names or ())[1:], len(size) - 1)  # noqa: E501
+        names = (
+            td._names
+            if td._names is None
+            else as_names((td.names or ())[1:], len(size) - 1)
+        )
         return make(td._schema, leaves, td._statics, size[1:], names)
-    plan = _normal(td, index)
     schema = td._schema
+    if isinstance(index, slice) and size:
+        plan: Any = (index,)
+    else:
+        plan = _normal(td, index)
     if schema.n:
+        single = plan[0] if len(plan) == 1 else plan
         try:
-            leaves = map_leaves(schema, td._leaves, lambda leaf: leaf[plan])
+            leaves = tuple([leaf[single] for leaf in td._leaves])
         except IndexError as error:
             raise _bad(td, index, error) from error
         new = leaves[0].shape[: leaves[0].dim() - schema.ranks()[0]]
@@ -126,9 +133,9 @@ def _without_masks(td: Node, items: list[Any], index: Any) -> tuple[Any, ...]:
             else:
                 out.append(item)
             continue
-        if isinstance(item, int) and not isinstance(item, bool):
-            if not -size[at] <= item < size[at]:
-                raise _out_of_range(td, item, at)
+        is_row = isinstance(item, int) and not isinstance(item, bool)
+        if is_row and not -size[at] <= item < size[at]:
+            raise _out_of_range(td, item, at)
         at += _dims_of(item)
         out.append(item)
     return tuple(out)
@@ -144,9 +151,9 @@ def _tensor(item: Any, index: Any) -> torch.Tensor:
     if isinstance(item, (np.ndarray, np.generic)):
         if item.dtype.kind not in "biu":
             raise _bad_item(item, index)
-        return torch.from_numpy(np.ascontiguousarray(item)).reshape(item.shape)  # pyright: ignore[reportUnknownMemberType]
+        return torch.from_numpy(np.ascontiguousarray(item)).reshape(item.shape)
     if isinstance(item, (list, tuple, range)):
-        rows: Any = list(item)  # pyright: ignore[reportUnknownArgumentType]
+        rows: Any = list(item)
         try:
             found = torch.as_tensor(rows)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -179,13 +186,15 @@ def _names(td: Node, plan: tuple[Any, ...], dims: int) -> Any:
     names = td.names
     if names is None:
         return None
-    arrays = [i for i, item in enumerate(plan) if isinstance(item, (torch.Tensor, bool))]
+    arrays = [
+        i for i, item in enumerate(plan) if isinstance(item, (torch.Tensor, bool))
+    ]
     ints = [i for i, item in enumerate(plan) if isinstance(item, int)]
     out: list[str | None] = []
     at = 0
     if arrays:
         single = len(arrays) == 1 and isinstance(plan[arrays[0]], torch.Tensor)
-        block = _block(plan, arrays, dims, len(names), single, names)  # noqa: FBT003
+        block = _block(plan, arrays, dims, len(names), single, names)
         joined = sorted([*arrays, *ints])
         together = joined == list(range(joined[0], joined[-1] + 1))
         first = joined[0] if together else -1
@@ -251,7 +260,7 @@ def _bad(td: Node, index: Any, error: Exception) -> TreeIndexError:
 
 def _bad_item(item: Any, index: Any) -> TreeIndexError:
     fix = None
-    if isinstance(item, (list, tuple)) and any(isinstance(k, str) for k in item):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(item, (list, tuple)) and any(isinstance(k, str) for k in item):
         fix = "td.select(*keys) takes several entries"
     return TreeIndexError(
         "this can not index batch dims",

@@ -95,7 +95,11 @@ def cat(tds: Iterable[T], dim: int | str = 0) -> T:
     total = 0
     for i, node in enumerate(nodes):
         own = node.batch_size
-        if len(own) != len(size) or own[:at] != size[:at] or own[at + 1 :] != size[at + 1 :]:  # noqa: E501
+        if own != size and (
+            len(own) != len(size)
+            or own[:at] != size[:at]
+            or own[at + 1 :] != size[at + 1 :]
+        ):
             raise ShapeError(
                 f"tree {i} has another batch size",
                 expected=f"{list(size)}, except at dim {at}",
@@ -133,14 +137,12 @@ def _joined(
 
     Shapes are looked at only when torch refuses them: it checks them anyway.
     """
-    schema, kinds = nodes[0]._schema, None
-    _check_like(nodes)
-    for i, node in enumerate(nodes):
-        if node._schema is not schema:
-            kinds = kinds or schema.leaf_kids()
-            if node._schema.leaf_kids() != kinds:
-                raise _shape_error(nodes, i, dim)
-    rows = zip(*[node._leaves for node in nodes], strict=True)
+    schema, statics = nodes[0]._schema, nodes[0]._statics
+    for node in nodes:
+        if node._schema is not schema or node._statics is not statics:
+            _check_like(nodes, dim)
+            break
+    rows = list(zip(*[node._leaves for node in nodes], strict=True))
     try:
         return map_leaves(schema, rows, join, at)
     except RuntimeError:
@@ -150,8 +152,8 @@ def _joined(
         raise
 
 
-def _check_like(nodes: list[Any]) -> None:
-    """Raise unless all trees have the same entries and statics."""
+def _check_like(nodes: list[Any], dim: int | None) -> None:
+    """Raise unless all trees have the same entries, feature ranks and statics."""
     schema, statics = nodes[0]._schema, nodes[0]._statics
     if any([not schema.matches(node._schema) for node in nodes]):
         check_same_entries(
@@ -167,6 +169,10 @@ def _check_like(nodes: list[Any]) -> None:
                 got=_static_differences(nodes[0], node),
                 fix="td.with_statics(other) aligns them",
             )
+    kinds = schema.leaf_kids()
+    for i, node in enumerate(nodes):
+        if node._schema is not schema and node._schema.leaf_kids() != kinds:
+            raise _shape_error(nodes, i, dim)
 
 
 def _fits(first: Any, node: Any, dim: int | None) -> bool:

@@ -75,7 +75,7 @@ def binary(
     if isinstance(other, Numbers):
         return pointwise(td, fn, each, other)
     if isinstance(other, (np.ndarray, np.generic)):
-        other = torch.from_numpy(np.asarray(other))  # pyright: ignore[reportUnknownMemberType]
+        other = torch.from_numpy(np.asarray(other))
     if isinstance(other, torch.Tensor):
         return _with_tensor(td, other, fn, each)
     raise OperandError(
@@ -423,12 +423,12 @@ def ge(td: NodeT, other: Any) -> NodeT:
     return binary(td, other, torch.ge)
 
 
-def eq_operator(td: NodeT, other: Any) -> NodeT:
+def eq_operator(td: Node, other: Any) -> Any:
     """Return ``td == other``; NotImplemented for what is neither number nor tree."""
     return eq(td, other) if _comparable(other) else NotImplemented
 
 
-def ne_operator(td: NodeT, other: Any) -> NodeT:
+def ne_operator(td: Node, other: Any) -> Any:
     """Return ``td != other``; NotImplemented for what is neither number nor tree."""
     return ne(td, other) if _comparable(other) else NotImplemented
 
@@ -443,7 +443,7 @@ def neg(td: NodeT) -> NodeT:
     return pointwise(td, torch.neg, torch._foreach_neg)
 
 
-def abs(td: NodeT) -> NodeT:  # noqa: A001 - torch's name
+def abs(td: NodeT) -> NodeT:
     """Return the absolute value of every element.
 
     Examples:
@@ -475,7 +475,7 @@ def equal(td: Node, other: Node, *, equal_nan: bool = False) -> bool:
         >>> a.equal(a.set("x", 1)), a.equal(a.set("s", "other"))
         (True, False)
     """
-    if not isinstance(other, Node) or type(td) is not type(other):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(other, Node) or type(td) is not type(other):
         return False
     if td.batch_size != other.batch_size:
         return False

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["mean", "sum"]
 
 
-def sum(  # noqa: A001 - torch's name
-    td: NodeT,
+def sum(
+    td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     *,
@@ -63,7 +63,7 @@ def sum(  # noqa: A001 - torch's name
 
 
 def mean(
-    td: NodeT,
+    td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     *,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdfunc._core._torch import is_compiling
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc.errors import OperandError, ShapeError
@@ -52,7 +53,7 @@ def as_dim(td: Node, dim: int | str, extra: int = 0) -> int:
         if dim in names:
             return names.index(dim)
         raise ShapeError(f"no batch dim is named {dim!r}", expected=f"one of {names}")
-    if not isinstance(dim, int) or isinstance(dim, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(
             "a dim is a number or a name", expected="an int", got=type(dim).__name__
         )
@@ -106,8 +107,34 @@ def reshape(td: NodeT, *shape: int | Size) -> NodeT:
     if new == size:
         return td
     dims = len(size)
-    leaves = tuple([x.reshape((*new, *x.shape[dims:])) for x in td._leaves])
+    if len(new) == 1 and dims > 1:
+        leaves = tuple([x.flatten(0, dims - 1) for x in td._leaves])
+    else:
+        leaves = tuple(
+            [
+                x.reshape(shape)
+                for x, shape in zip(
+                    td._leaves, _with_features(td, new, dims), strict=True
+                )
+            ]
+        )
     return _shaped(td, leaves, new)
+
+
+def _with_features(td: Node, new: torch.Size, dims: int) -> list[Any]:
+    """Return for every leaf the new batch size followed by its feature dims."""
+    if is_compiling():
+        return [(*new, *x.shape[dims:]) for x in td._leaves]
+    # Leaves often share a shape, and hashing one is cheaper than joining two.
+    known: dict[torch.Size, tuple[int, ...]] = {}
+    out: list[Any] = []
+    for leaf in td._leaves:
+        shape = leaf.shape
+        target = known.get(shape)
+        if target is None:
+            target = known[shape] = (*new, *shape[dims:])
+        out.append(target)
+    return out
 
 
 def _known_shape(td: Node, shape: list[Any]) -> torch.Size:
@@ -211,6 +238,9 @@ def permute(td: NodeT, *dims: int | str | Sequence[int | str]) -> NodeT:
         )
     if order == list(range(count)):
         return td
+    moved = [i for i, dim in enumerate(order) if dim != i]
+    if len(moved) == 2:  # noqa: PLR2004 - two dims exchanged
+        return transpose(td, *moved)
     ranks = td._schema.ranks()
     orders = {r: (*order, *range(count, count + r)) for r in set(ranks)}
     rows = zip(td._leaves, ranks, strict=True)
@@ -270,6 +300,7 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
     wanted = _ints(shape)
     new = len(wanted) - len(size)
     fits = new >= 0
+    target: list[Any] = []
     if fits:
         full = [1] * new + list(size)
         pairs = zip(wanted, full, range(len(wanted)), strict=True)
@@ -283,7 +314,9 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
             got=wanted,
         )
     dims = len(size)
-    leaves = tuple([x.expand((*target, *x.shape[dims:])) for x in td._leaves])
+    shapes = _with_features(td, torch.Size(target), dims)
+    rows = zip(td._leaves, shapes, strict=True)
+    leaves = tuple([x.expand(wide) for x, wide in rows])
     names = td.names
     if names is not None:
         names = ((None,) * new) + names

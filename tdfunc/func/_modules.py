@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from tdfunc._core.build import assemble
 from tdfunc._core.node import Node, make
@@ -16,6 +17,8 @@ from tdfunc.func._purecall import call_pure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from tdfunc._core.schema import Schema
 
 __all__ = ["from_module", "from_modules", "functional_call"]
 
@@ -64,10 +67,10 @@ def from_module(
     tied: dict[int, torch.Tensor] = {}
     for name, tensor in named.items():
         *above, last = name.split(".")
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, UninitializedTensorMixin):
             raise InvalidLeafError(
                 "a parameter of a lazy module is not initialised",
-                path=tuple([*above, last]),
+                path=(*above, last),
                 fix="run the module once on an input",
             )
         leaf = tied.get(id(tensor))
@@ -160,14 +163,15 @@ def functional_call(
         tensors |= more
     if not isinstance(args, tuple):
         args = (args,)
-    given: Sequence[Any] = args  # pyright: ignore[reportUnknownVariableType]
+    given: Sequence[Any] = args
     return call_pure(module, tensors, tuple(given), kwargs or {})[0]
 
 
 def dotted(tree: Node | Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the leaves of a tree (or nested mapping) by dotted name."""
-    if not isinstance(tree, Node):
+    if isinstance(tree, Node):
+        schema, leaves = tree._schema, tree._leaves
+    else:
         part = assemble(tree, torch.Size(), Node._plain)
-        tree = make(part.kid, part.leaves, part.statics, torch.Size(), None)  # pyright: ignore[reportArgumentType]
-    names = tree._schema.dotted()
-    return dict(zip(names, tree._leaves, strict=True))
+        schema, leaves = cast("Schema", part.kid), part.leaves
+    return dict(zip(schema.dotted(), leaves, strict=True))

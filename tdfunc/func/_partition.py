@@ -23,8 +23,8 @@ _KINDS: dict[str, Callable[[torch.dtype], bool]] = {
     "floating": lambda dtype: dtype.is_floating_point,
     "complex": lambda dtype: dtype.is_complex,
     "inexact": lambda dtype: dtype.is_floating_point or dtype.is_complex,
-    "integer": lambda dtype: not (
-        dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
+    "integer": lambda dtype: (
+        not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
     ),
     "bool": lambda dtype: dtype == torch.bool,
 }
@@ -159,7 +159,7 @@ def _decided(td: Node, predicate: Any) -> list[bool]:
             )
         return [bool(flag) for flag in predicate._leaves]
     if isinstance(predicate, Mapping):
-        return _by_mapping(td, predicate)  # pyright: ignore[reportUnknownArgumentType]
+        return _by_mapping(td, predicate)
     if callable(predicate):
         rows = zip(paths, leaves, strict=True)
         return [bool(predicate(path, leaf)) for path, leaf in rows]
@@ -181,7 +181,7 @@ def _by_mapping(td: Node, mapping: Mapping[Any, Any]) -> list[bool]:
             if found is None:
                 raise missing(td, path)
             if isinstance(value, Mapping):
-                pending.append((path, value))  # pyright: ignore[reportUnknownArgumentType]
+                pending.append((path, value))
             elif found.kid != STATIC:
                 for slot in range(found.lo, found.hi):
                     flags[slot] = bool(value)

@@ -23,7 +23,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as torch_pytree
 
-from tdfunc._core._torch import inside_functorch, is_compiling
+from tdfunc._core._torch import is_compiling
 from tdfunc.errors import InvalidLeafError, MissingKeyError, OptionError, nearest
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["call_pure"]
 
 _T = TypeVar("_T")
+
+
+# Unlike the current level it can be asked while compiling.
+_transform_depth: Any = torch._C._functorch.get_dynamic_layer_stack_depth
 
 
 def _never_alone(code: CodeType) -> None:
@@ -221,9 +225,7 @@ class _Job:
 
         fresh = own.copy()
         fresh["_parameters"] = self._copy_parameters(own["_parameters"], prefix)
-        fresh["_buffers"] = (
-            self._copy_buffers(own, prefix) if own["_buffers"] else {}
-        )
+        fresh["_buffers"] = self._copy_buffers(own, prefix) if own["_buffers"] else {}
         transient = own["_non_persistent_buffers_set"]
         fresh["_non_persistent_buffers_set"] = (
             transient.copy() if transient else self.transient
@@ -390,10 +392,9 @@ class _Job:
         """Return a zero that is batched wherever a tensor of the call is.
 
         None if no buffer has to be expanded. Added to an unbatched tensor it makes
-        a batched copy, in public operations only, which Dynamo can trace too. While
-        compiling a transform can not be told from none, and the sum costs nothing.
+        a batched copy, in operations that Dynamo can trace too.
         """
-        if not (is_compiling() or inside_functorch()):
+        if not _transform_depth():
             return None
         buffer = next(filter(_takes_mapped_values, self.buffers), None)
         if buffer is None:
@@ -502,7 +503,9 @@ class _Job:
             return value.__func__.__get__(self.follow(value.__self__))
         if kind is partial:
             keywords = self.follow(value.keywords)
-            return partial(self.follow(value.func), *self.follow(value.args), **keywords)
+            return partial(
+                self.follow(value.func), *self.follow(value.args), **keywords
+            )
         if kind is weakref.ref:
             target = self.follow(value())
             return value if target is None else weakref.ref(target)
@@ -551,7 +554,7 @@ def _decorated_methods(cls: type[nn.Module]) -> list[str]:
             if not name.startswith("__"):
                 method = base.__dict__[name]
                 if (
-                    type(method) is FunctionType
+                    isinstance(method, FunctionType)
                     # More than what `super()` looks for.
                     and method.__code__.co_freevars not in {(), ("__class__",)}
                 ):

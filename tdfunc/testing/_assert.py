@@ -1,0 +1,527 @@
+"""Assertions about trees: pure, equal, valid.
+
+Each looks at everything before it fails, and lists all that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+
+from tdfunc._core.batch import settle
+from tdfunc._core.node import Node
+from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.statics import same_value
+from tdfunc.errors import show_path
+
+if TYPE_CHECKING:
+    from tdfunc.typing import Path
+
+__all__ = ["assert_equal", "assert_pure", "assert_valid"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def assert_pure(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return ``fn(*args, **kwargs)`` after asserting that it changed no argument.
+
+    Looks at every tensor, array, tree, module and static value that the arguments
+    hold, in mappings and sequences as deep as you like. A tensor must keep its bytes,
+    its version counter (so that a write of equal values is seen too), its shape,
+    strides and memory, and its gradient; a tree and a mapping must hold the same
+    objects under the same keys.
+
+    Args:
+        fn: the function; it is called once.
+        args: its arguments. Tensors inside a running transform of `torch.func` have
+            no bytes to look at: assert outside.
+        kwargs: its keyword arguments.
+
+    Returns:
+        What `fn` returned. It may share memory with the arguments.
+
+    Raises:
+        AssertionError: an argument was changed; all changes are listed.
+        Exception: what `fn` raises, after asserting that it changed nothing before.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(3)}, 3)
+        >>> assert_pure(lambda td: td + 1, td)["x"].tolist()
+        [1.0, 1.0, 1.0]
+        >>> assert_pure(lambda td: td["x"].add_(1), td)
+        Traceback (most recent call last):
+        AssertionError: the function changed its arguments:
+        - args[0]['x']: version 0 became 1
+        - args[0]['x']: bytes changed
+    """
+    watched = [*_watch(("args", args)), *_watch(("kwargs", kwargs))]
+    try:
+        result = fn(*args, **kwargs)
+    except Exception:
+        _fail("the function changed its arguments", _changes(watched))
+        raise
+    _fail("the function changed its arguments", _changes(watched))
+    return result
+
+
+def assert_equal(  # noqa: PLR0913 - one switch for each thing that may differ
+    a: Node,
+    b: Node,
+    *,
+    equal_nan: bool = True,
+    key_order: bool = False,
+    names: bool = False,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+) -> None:
+    """Assert that two trees are the same.
+
+    Compares node classes, entries, batch sizes (of nested nodes too), statics, and for
+    every leaf device, dtype, shape and values.
+
+    Args:
+        a: a tree.
+        b: what to compare it with.
+        equal_nan: NaN equals NaN.
+        key_order: compare the order of keys, too.
+        names: compare dim names, too.
+        rtol: relative tolerance of values, as in `torch.isclose`.
+        atol: absolute tolerance of values.
+
+    Raises:
+        AssertionError: they differ; all differences are listed.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(3), "s": "text"}, 3)
+        >>> assert_equal(td, td.clone())
+        >>> assert_equal(td, TensorDict({"x": torch.tensor([0, 0, 1]), "y": 2}))
+        Traceback (most recent call last):
+        AssertionError: the trees differ:
+        - td: batch size [3] and []
+        - td['s']: only in the first
+        - td['y']: only in the second
+        - td['x']: dtype torch.float32 and torch.int64
+    """
+    found: list[str] = []
+    pending: list[tuple[Path, Any, Any]] = [((), a, b)]
+    while pending:
+        path, x, y = pending.pop()
+        where = show_path(path)
+        if isinstance(x, Node) and isinstance(y, Node):
+            found += [f"{where}: {line}" for line in _node_differences(x, y, names)]
+            mine, theirs = x.keys(), y.keys()
+            found += [
+                f"{show_path((*path, key))}: only in the {ordinal}"
+                for ordinal, keys, other in (
+                    ("first", mine, y),
+                    ("second", theirs, x),
+                )
+                for key in keys
+                if key not in other
+            ]
+            if key_order and mine != theirs and set(mine) == set(theirs):
+                found.append(f"{where}: keys in the order {mine} and {theirs}")
+            shared = [key for key in mine if key in y]
+            pending += [((*path, key), x[key], y[key]) for key in reversed(shared)]
+        elif isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+            lines = _tensor_differences(x, y, equal_nan, rtol, atol)
+            found += [f"{where}: {line}" for line in lines]
+        elif isinstance(x, Node) or isinstance(y, Node) or type(x) is not type(y):
+            found.append(f"{where}: a {_kind(x)} and a {_kind(y)}")
+        elif not same_value(x, y):
+            found.append(f"{where}: {x!r} and {y!r}")
+    _fail("the trees differ", found)
+
+
+def assert_valid(td: Node) -> None:
+    """Assert that a tree agrees with itself.
+
+    The batch size of every node is a true common prefix of its leaves, starts with
+    that of its parent, and what the schema says of kinds, places and feature ranks is
+    so. Holds for whatever the operations of this library and of `torch.func` return;
+    a tree of other things than tensors, as pytree functions make them, is not valid.
+
+    Args:
+        td: the tree.
+
+    Raises:
+        AssertionError: it does not; all that is wrong is listed.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> from torch.utils._pytree import tree_map
+        >>> td = TensorDict({"x": torch.zeros(3)}, 3)
+        >>> assert_valid(td)
+        >>> assert_valid(tree_map(lambda x: None, td))
+        Traceback (most recent call last):
+        AssertionError: the tree is not valid:
+        - td['x']: a NoneType, not a tensor
+    """
+    if not isinstance(td, Node):  # pyright: ignore[reportUnnecessaryIsInstance] - may be what a user's function returned
+        _fail("the tree is not valid", [f"it is a {type(td).__name__}, not a tree"])
+    _fail("the tree is not valid", [*_faults(td)])
+
+
+def _fail(what: str, lines: list[str]) -> None:
+    if lines:
+        raise AssertionError("\n- ".join([f"{what}:", *lines]))
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    return type(value).__name__ if isinstance(value, Node) else f"static {value!r}"
+
+
+# Equal
+
+
+def _node_differences(x: Node, y: Node, names: bool) -> Iterator[str]:  # noqa: FBT001
+    if type(x) is not type(y):
+        yield f"a {type(x).__name__} and a {type(y).__name__}"
+    if x.batch_size != y.batch_size:
+        yield f"batch size {list(x.batch_size)} and {list(y.batch_size)}"
+    if names and x.names != y.names:
+        yield f"names {x.names} and {y.names}"
+
+
+def _tensor_differences(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    equal_nan: bool,  # noqa: FBT001 - private
+    rtol: float,
+    atol: float,
+) -> Iterator[str]:
+    for name in ("device", "dtype"):
+        if getattr(x, name) != getattr(y, name):
+            yield f"{name} {getattr(x, name)} and {getattr(y, name)}"
+    if x.shape != y.shape:
+        yield f"shape {list(x.shape)} and {list(y.shape)}"
+    elif x.device == y.device and x.dtype == y.dtype and x.device.type != "meta":
+        x, y = x.detach(), y.detach()
+        differs = ~_same_values(x, y, equal_nan, rtol, atol)
+        count = int(differs.sum())
+        if count:
+            place = differs.nonzero()[0].tolist()
+            one, two = x[tuple(place)].item(), y[tuple(place)].item()
+            yield (
+                f"{count} of {x.numel()} values differ,"
+                f" first {one!r} and {two!r} at {place}"
+            )
+
+
+def _same_values(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    equal_nan: bool,  # noqa: FBT001 - private
+    rtol: float,
+    atol: float,
+) -> torch.Tensor:
+    if rtol or atol:
+        return torch.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    same = x == y
+    if equal_nan and (x.is_floating_point() or x.is_complex()):
+        same = same | ((x != x) & (y != y))  # noqa: PLR0124 - isnan lacks float8
+    return same
+
+
+# Valid
+
+
+class _At(NamedTuple):
+    """A node on the way: what its tree says of it, and where its entries lie."""
+
+    path: Path
+    schema: Schema
+    lo: int
+    slo: int
+    size: torch.Size
+
+
+def _faults(td: Node) -> Iterator[str]:
+    """Yield all that is wrong, from a walk of our own over the schema."""
+    # Asked first: it exchanges the schema of a tree that a pytree function made.
+    size = td.batch_size
+    schema, leaves, statics = td._schema, td._leaves, td._statics.values
+    if type(td) is not schema.cls:
+        yield f"a {type(td).__name__} with the schema of a {schema.cls.__name__}"
+    if (len(leaves), len(statics)) != (schema.n, schema.m):
+        yield (
+            f"{len(leaves)} leaves and {len(statics)} statics"
+            f" with a schema of {schema.n} and {schema.m}"
+        )
+        return
+    names = td.names
+    if names is not None and len(names) != len(size):
+        yield f"names {names} for batch size {list(size)}"
+    pending = [_At((), schema, 0, 0, size)]
+    while pending:
+        node = pending.pop()
+        yield from _schema_faults(node)
+        for key in node.schema.keys:
+            kid, lo, slo, surplus = node.schema.index[key]
+            path = (*node.path, key)
+            lo, slo = node.lo + lo, node.slo + slo
+            if isinstance(kid, Schema):
+                below = _At(path, kid, lo, slo, _size_below(node, kid, leaves[lo:], surplus))
+                pending.append(below)
+                yield from _read_faults(td, below)
+            elif kid == STATIC:
+                if td[path] is not statics[slo]:
+                    yield f"{show_path(path)}: reads another value than it has"
+            else:
+                yield from _leaf_faults(path, leaves[lo], kid, node.size)
+                if td[path] is not leaves[lo]:
+                    yield f"{show_path(path)}: reads another leaf than it has"
+
+
+def _size_below(
+    node: _At, kid: Schema, leaves: tuple[Any, ...], surplus: int
+) -> torch.Size:
+    """Return the batch size that a nested node has by its first leaf."""
+    if not kid.n or not isinstance(leaves[0], torch.Tensor):
+        return node.size
+    return leaves[0].shape[: len(node.size) + surplus]
+
+
+def _read_faults(td: Node, node: _At) -> Iterator[str]:
+    """Yield where reading a nested node gives something else than its tree has."""
+    where = show_path(node.path)
+    read = td[node.path]
+    if not isinstance(read, Node):
+        yield f"{where}: reads a {type(read).__name__}, not a node"
+    elif read.batch_size != node.size:
+        yield (
+            f"{where}: reads batch size {list(read.batch_size)},"
+            f" its leaves have {list(node.size)}"
+        )
+
+
+def _schema_faults(node: _At) -> Iterator[str]:
+    """Yield where a schema contradicts itself."""
+    schema, where = node.schema, show_path(node.path)
+    lo = slo = 0
+    for key in sorted(schema.keys):
+        kid, *place = schema.index[key][:3]
+        if place != [lo, slo]:
+            yield f"{where}: the schema places {key!r} at {place}, not at {[lo, slo]}"
+        lo += kid.n if isinstance(kid, Schema) else int(kid != STATIC)
+        slo += kid.m if isinstance(kid, Schema) else int(kid == STATIC)
+    if (lo, slo) != (schema.n, schema.m):
+        yield f"{where}: the schema counts {schema.n}, {schema.m}, not {lo}, {slo}"
+    rows = zip(schema.keys, schema.kids, schema.surplus, strict=True)
+    for key, kid, surplus in rows:
+        if schema.index[key][::3] != (kid, surplus):
+            yield f"{where}: the schema contradicts itself at {key!r}"
+        if surplus < 0 or (surplus and not (isinstance(kid, Schema) and kid.n)):
+            yield f"{where}: surplus {surplus} at {key!r}"
+    nested = [kid for kid in schema.kids if isinstance(kid, Schema)]
+    if schema.extra != any([*schema.surplus, *[kid.extra for kid in nested]]):
+        yield f"{where}: the schema says extra={schema.extra}"
+
+
+def _leaf_faults(path: Path, leaf: Any, rank: int, size: torch.Size) -> Iterator[str]:
+    where = show_path(path)
+    if not isinstance(leaf, torch.Tensor):
+        yield f"{where}: a {type(leaf).__name__}, not a tensor"
+    elif leaf.shape[: len(size)] != size:
+        yield (
+            f"{where}: shape {list(leaf.shape)} does not start with"
+            f" the batch size {list(size)}"
+        )
+    elif leaf.dim() != len(size) + rank:
+        yield (
+            f"{where}: {leaf.dim()} dims, but {len(size)} batch dims"
+            f" and feature rank {rank}"
+        )
+
+
+# Pure
+
+
+class _Watch(NamedTuple):
+    """One object as it was, with what says how it changed since."""
+
+    where: str
+    changes: Callable[[], list[str]]
+
+
+def _changes(watched: list[_Watch]) -> list[str]:
+    return [
+        f"{watch.where}: {change}" for watch in watched for change in watch.changes()
+    ]
+
+
+def _watch(root: tuple[str, Any]) -> Iterator[_Watch]:
+    """Yield a watch for everything that can change in an object."""
+    seen: dict[int, Any] = {}  # keeps the objects, so that no id is given again
+    pending = [root]
+    while pending:
+        where, value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        inside: list[tuple[str, Any]] = []
+        if isinstance(value, torch.Tensor):
+            yield _Watch(where, _tensor_changes(value))
+        elif isinstance(value, Node):
+            yield _Watch(where, _tree_changes(value))
+            paths = value._schema.paths()
+            inside = [*zip(paths, value._leaves, strict=True)]
+            places = value._schema.static_paths()
+            inside += [*zip(places, value._statics.values, strict=True)]
+            inside = [(_subscripts(path), part) for path, part in inside]
+        elif isinstance(value, torch.nn.Module):
+            inside = [(".__dict__", vars(value))]
+        elif isinstance(value, Mapping):
+            yield _Watch(where, _mapping_changes(value))
+            inside = [(f"[{key!r}]", part) for key, part in value.items()]
+        elif isinstance(value, (list, tuple)):
+            yield _Watch(where, _sequence_changes(value))
+            inside = [(f"[{i}]", part) for i, part in enumerate(value)]
+        else:
+            yield _Watch(where, _object_changes(value))
+        pending += [(where + step, part) for step, part in reversed(inside)]
+
+
+def _subscripts(path: Any) -> str:
+    return f"[{', '.join(map(repr, path))}]"
+
+
+def _tensor_changes(x: torch.Tensor) -> Callable[[], list[str]]:
+    version, layout, data = _version(x), _layout(x), _bits(x)
+    grad = x.grad if x.is_leaf else None
+    grad_data = None if grad is None else _bits(grad)
+
+    def changes() -> list[str]:
+        out: list[str] = []
+        if _version(x) != version:
+            out.append(f"version {version} became {_version(x)}")
+        now = _layout(x)
+        out += [
+            f"{name} {old} became {now[name]}"
+            for name, old in layout.items()
+            if now[name] != old
+        ]
+        if not _same_bits(data, _bits(x)):
+            out.append("bytes changed")
+        if x.is_leaf and (
+            x.grad is not grad
+            or (grad is not None and not _same_bits(grad_data, _bits(grad)))
+        ):
+            out.append("its gradient changed")
+        return out
+
+    return changes
+
+
+def _version(x: torch.Tensor) -> int | None:
+    # Tensors made in inference mode count no versions.
+    return None if x.is_inference() else x._version
+
+
+def _layout(x: torch.Tensor) -> dict[str, Any]:
+    layout: dict[str, Any] = {
+        "shape": list(x.shape),
+        "dtype": x.dtype,
+        "device": x.device,
+        "requires_grad": x.requires_grad,
+    }
+    if x.layout is torch.strided:
+        layout |= {
+            "strides": x.stride(),
+            "offset": x.storage_offset(),
+            "memory": x.data_ptr(),
+        }
+    return layout
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor | None:
+    """Return the bytes of the elements, so that NaN equals itself and 0 not -0."""
+    if x.device.type == "meta":
+        return None
+    x = x.detach()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    x = x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return x.reshape(-1).view(torch.uint8)
+
+
+def _same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _tree_changes(td: Node) -> Callable[[], list[str]]:
+    # A tree that a pytree function made learns its batch size when it is asked for,
+    # so what it must say is worked out beside it.
+    schema, size = td._schema, td._batch_size
+    if size is None:
+        schema, size = settle(schema, td._leaves)
+    leaves, statics, names = td._leaves, td._statics, td._names
+
+    def changes() -> list[str]:
+        out: list[str] = []
+        if td.batch_size != size:
+            out.append(f"batch size {list(size)} became {list(td.batch_size)}")
+        if td._schema != schema:
+            out.append(f"{schema} became {td._schema}")
+        if len(td._leaves) != len(leaves) or not all(map(_is, td._leaves, leaves)):
+            out.append("its leaves are other objects")
+        if td._statics is not statics:
+            out.append("its statics are other objects")
+        if td._names != names:
+            out.append(f"names {names} became {td._names}")
+        return out
+
+    return changes
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _mapping_changes(mapping: Mapping[Any, Any]) -> Callable[[], list[str]]:
+    items = list(mapping.items())
+
+    def changes() -> list[str]:
+        now = list(mapping.items())
+        if [key for key, _ in now] != [key for key, _ in items]:
+            return [f"keys {[k for k, _ in items]} became {[k for k, _ in now]}"]
+        rows = zip(items, now, strict=True)
+        moved = [key for (key, old), (_, new) in rows if old is not new]
+        return [f"other objects at {moved}"] if moved else []
+
+    return changes
+
+
+def _sequence_changes(sequence: list[Any] | tuple[Any, ...]) -> Callable[[], list[str]]:
+    items = tuple(sequence)
+
+    def changes() -> list[str]:
+        same = len(items) == len(sequence) and all(map(_is, items, sequence))
+        return [] if same else ["other objects in it"]
+
+    return changes
+
+
+def _object_changes(value: object) -> Callable[[], list[str]]:
+    """Watch an array or any other object by a copy, if a copy equals it."""
+    try:
+        copied = deepcopy(value)
+    except Exception:  # noqa: BLE001 - a user's object may refuse to be copied
+        return list
+    if not same_value(value, copied):
+        return list
+    if isinstance(value, np.ndarray):
+        return lambda: [] if same_value(value, copied) else ["elements changed"]
+    return lambda: [] if same_value(value, copied) else [f"became {value!r}"]
