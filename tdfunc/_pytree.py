@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import optree
 import optree.registry
 import torch
-import torch.utils._pytree as torch_pytree
-from tdfunc._core._torch import is_compiling
+
+from tdfunc._core._torch import is_compiling, pytree
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore
 from tdfunc._core.pickling import rebuild_leaf
@@ -43,11 +43,10 @@ class PathEntry(optree.PyTreeEntry):
 def flatten(td: Node) -> tuple[tuple[Any, ...], Context]:
     """Return the leaves and the context of a tree."""
     # Settled first, or reading a batch size could change what a later map returns.
-    if td._batch_size is None:
-        td.batch_size  # noqa: B018
+    size = td.batch_size
     schema = td._schema
-    size = None if schema.n else td._batch_size
-    return td._leaves, context_of(schema, td._statics, td._names, size)
+    kept = None if schema.n else size
+    return td._leaves, context_of(schema, td._statics, td._names, kept)
 
 
 def unflatten(children: Iterable[Any], context: Context) -> Any:
@@ -64,7 +63,7 @@ def unflatten(children: Iterable[Any], context: Context) -> Any:
             break
     td = make(schema, leaves, statics, size, names)
     if size is None and is_compiling():
-        # Settled at once: a slot filled later would be a side effect to guard.
+        # Settled at once: a schema exchanged later would be a side effect.
         td.batch_size  # noqa: B018
     return td
 
@@ -106,7 +105,7 @@ def _with_nodes(
 def flatten_with_keys(td: Node) -> tuple[list[tuple[Any, Any]], Context]:
     """Return pairs of key-path entry and leaf, and the context."""
     leaves, context = flatten(td)
-    keys = [torch_pytree.MappingKey(key) for key in td._schema.leaf_names()]
+    keys = [pytree.MappingKey(key) for key in td._schema.leaf_names()]
     return list(zip(keys, leaves, strict=True)), context
 
 
@@ -186,7 +185,7 @@ def _is_json(value: Any) -> bool:
 
 def register(cls: type[Node], serialized_name: str) -> None:
     """Register a class of trees in torch's and optree's pytrees."""
-    in_torch: Any = torch_pytree.register_pytree_node
+    in_torch: Any = pytree.register_pytree_node
     in_optree: Any = optree.register_pytree_node
     # torch.export reads dynamic shapes as the kind of sequence that flatten returns.
     in_torch(

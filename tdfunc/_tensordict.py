@@ -110,8 +110,8 @@ class Tree(Node):
     __le__ = pointwise.le
     __gt__ = pointwise.gt
     __ge__ = pointwise.ge
-    __eq__ = pointwise.eq_operator  # pyright: ignore[reportAssignmentType]
-    __ne__ = pointwise.ne_operator  # pyright: ignore[reportAssignmentType]
+    __eq__ = pointwise.eq_operator
+    __ne__ = pointwise.ne_operator
     # By identity, as for tensors: equality is elementwise.
     __hash__ = object.__hash__
 

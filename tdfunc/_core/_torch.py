@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.compiler import is_compiling
 
 if TYPE_CHECKING:
@@ -12,15 +13,33 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN_TYPES",
+    "foreach_abs",
+    "foreach_add",
+    "foreach_div",
+    "foreach_mul",
+    "foreach_neg",
+    "foreach_pow",
+    "foreach_sub",
     "foreach_works",
     "inside_functorch",
     "is_compiling",
+    "pytree",
     "register_trace_constant",
 ]
 
-_current_level: Any = getattr(torch._C._functorch, "maybe_current_level", None)
+_functorch: Any = getattr(torch._C, "_functorch", None)
+_current_level: Any = getattr(_functorch, "maybe_current_level", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+
+# Multi-tensor kernels; a loop takes their place where they are missing.
+foreach_abs: Any = getattr(torch, "_foreach_abs", None)
+foreach_add: Any = getattr(torch, "_foreach_add", None)
+foreach_div: Any = getattr(torch, "_foreach_div", None)
+foreach_mul: Any = getattr(torch, "_foreach_mul", None)
+foreach_neg: Any = getattr(torch, "_foreach_neg", None)
+foreach_pow: Any = getattr(torch, "_foreach_pow", None)
+foreach_sub: Any = getattr(torch, "_foreach_sub", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -30,9 +30,10 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
     if type(value) is torch.Size:
         return value
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        value = (value,)
+        return as_size((value,), name)
+    sizes: Any = value
     try:
-        size = torch.Size(value)
+        size = torch.Size(sizes)
     except TypeError:
         raise OptionError(
             f"{name} is not a size",

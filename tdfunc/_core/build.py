@@ -64,9 +64,33 @@ class Draft:
         if statics is not NO_STATICS:
             self.statics[key] = statics
 
+    def take(
+        self, key: str, value: Any, batch_size: torch.Size, cls: type[Node]
+    ) -> bool:
+        """Add a plain tensor, or a mapping of them, the short way if it fits."""
+        if type(value) is torch.Tensor:
+            shape, nb = value.shape, len(batch_size)
+            if shape[:nb] == batch_size:
+                self.keys.append(key)
+                self.kids.append(len(shape) - nb)
+                self.extra.append(0)
+                self.chunks.append((value,))
+                return True
+        elif isinstance(value, Mapping):
+            flat = assemble_flat(value, batch_size, cls)
+            if flat is not None:
+                self.add(key, Part(flat[0], 0, flat[1], NO_STATICS))
+                return True
+        return False
+
     def close(self, cls: type[Node]) -> Part:
         """Return the node."""
-        schema = Schema(cls, tuple(self.keys), tuple(self.kids), tuple(self.extra))
+        try:
+            schema = Schema(cls, tuple(self.keys), tuple(self.kids), tuple(self.extra))
+        except InvalidKeyError:
+            for key in self.keys:
+                check_key(key, self.path)  # the same error, with the path
+            raise
         chunks = self.chunks
         if schema.order is not schema.keys:
             by_key = dict(zip(self.keys, chunks, strict=True))
@@ -128,44 +152,26 @@ def assemble(
     flat = assemble_flat(source, batch_size, cls) if device is None else None
     if flat is not None:
         return Part(flat[0], 0, flat[1], NO_STATICS)
-    nb = len(batch_size)
     stack = [Draft(path, source)]
     inside = {id(source)}
     while True:
         draft = stack[-1]
         for key, value in draft.rest:
-            if type(value) is torch.Tensor and device is None:
-                # What most entries are; the general way would cost as much again.
-                shape = value.shape
-                if shape[:nb] == batch_size:
-                    draft.keys.append(key)
-                    draft.kids.append(len(shape) - nb)
-                    draft.extra.append(0)
-                    draft.chunks.append((value,))
-                    continue
-            if isinstance(value, Mapping):
-                if id(value) in inside:
-                    here = (*draft.path, check_key(key, draft.path))
-                    raise StructureError("a mapping contains itself", path=here)
-                if device is None:
-                    flat = assemble_flat(value, batch_size, cls)
-                    if flat is not None:
-                        draft.add(key, Part(flat[0], 0, flat[1], NO_STATICS))
-                        continue
-                inside.add(id(value))
-                stack.append(Draft((*draft.path, check_key(key, draft.path)), value))
-                break
+            if device is None and draft.take(key, value, batch_size, cls):
+                continue
             here = (*draft.path, check_key(key, draft.path))
-            draft.add(key, as_part(value, here, batch_size, cls, device))
+            if not isinstance(value, Mapping):
+                draft.add(key, as_part(value, here, batch_size, cls, device))
+                continue
+            if id(value) in inside:
+                raise StructureError("a mapping contains itself", path=here)
+            inside.add(id(value))
+            stack.append(Draft(here, value))
+            break
         else:
             stack.pop()
             inside.discard(draft.source)
-            try:
-                part = draft.close(cls)
-            except InvalidKeyError:
-                for key in draft.keys:
-                    check_key(key, draft.path)  # the same error, with the path
-                raise
+            part = draft.close(cls)
             if not stack:
                 return part
             stack[-1].add(draft.path[-1], part)

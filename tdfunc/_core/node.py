@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import torch
 
+from tdfunc._core._torch import is_compiling
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
@@ -100,6 +101,8 @@ class Node:
     @property
     def batch_size(self) -> torch.Size:
         """The leading dims that all leaves share, a `torch.Size`."""
+        if is_compiling():
+            return _traced_size(self)
         size = self._batch_size
         return _settle(self) if size is None else size
 
@@ -431,28 +434,62 @@ def _child(node: Node, key: str, entry: tuple[Any, int, int, int]) -> Any:
     kid, lo, slo, surplus = entry
     if not isinstance(kid, Schema):
         return node._statics.values[slo] if kid == STATIC else node._leaves[lo]
-    size = node._batch_size
+    size = carried_size(node)
     if size is None or surplus or kid.m:
         return _node_at(node, (key,))
     return make(kid, node._leaves[lo : lo + kid.n], NO_STATICS, size, node._names)
 
 
+def carried_size(node: Node) -> torch.Size | None:
+    """Return the batch size to pass on to a node with leaves of the same shapes.
+
+    It need not be settled, except while compiling.
+    """
+    return node.batch_size if is_compiling() else node._batch_size
+
+
+def size_at(node: Node, path: Path) -> torch.Size:
+    """Return the batch size of the nested node at `path`.
+
+    A node without leaves has that of the node above it.
+    """
+    size = node.batch_size
+    for end in range(len(path), 0, -1):
+        found = node._schema.find(path[:end])
+        if found is not None and found.surplus:
+            for leaf in node._leaves[found.lo : found.hi]:
+                if isinstance(leaf, torch.Tensor):
+                    return leaf.shape[: len(size) + found.surplus]
+    return size
+
+
 def _node_at(node: Node, path: Path) -> Any:
     # Settling may exchange the schema, so it comes before the place is looked up.
-    size = node.batch_size
+    size = size_at(node, path)
     found = cast("Found", node._schema.find(path))
-    leaves = node._leaves[found.lo : found.hi]
     names = node._names
-    if found.surplus:
-        first = next((x for x in leaves if isinstance(x, torch.Tensor)), None)
-        if first is not None:
-            size = first.shape[: len(size) + found.surplus]
-            if names is not None:
-                names = (*(node.names or ()), *(None,) * found.surplus)
+    if names is not None and len(size) > node.batch_dims:
+        names = (*(node.names or ()), *(None,) * (len(size) - node.batch_dims))
     statics = NO_STATICS
     if found.slo != found.shi:
         statics = node._statics.part(found.slo, found.shi)
+    leaves = node._leaves[found.lo : found.hi]
     return make(cast("Schema", found.kid), leaves, statics, size, names)
+
+
+def _traced_size(node: Node) -> torch.Size:
+    """Find the batch size without reading the slot.
+
+    A guard on the slot would tell trees that a transform made from others, and
+    compile for each.
+    """
+    if not node._schema.n:
+        return node._batch_size or torch.Size()
+    schema, size = settle(node._schema, node._leaves)
+    if schema is not node._schema:
+        node._schema = schema
+        node._batch_size = size
+    return size
 
 
 def _settle(node: Node) -> torch.Size:

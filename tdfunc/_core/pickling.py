@@ -67,7 +67,8 @@ class _Buffered:
     def __reduce__(self) -> tuple[Any, ...]:
         leaf = self.leaf
         flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = PickleBuffer(flat.view(torch.uint8).numpy())
+        raw: Any = flat.view(torch.uint8).numpy()
+        data = PickleBuffer(raw)
         return rebuild_leaf, (
             data,
             leaf.dtype,

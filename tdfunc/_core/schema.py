@@ -27,7 +27,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
 
 from tdfunc._core._torch import register_trace_constant
-from tdfunc._core.keys import check_key
+from tdfunc._core.keys import check_key, short
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -160,8 +160,12 @@ class Schema:
             kids: for every key a feature rank, `STATIC`, or the schema of a node.
             surplus: for every key the surplus of a node, None for all 0.
         """
-        if surplus is not None and not any(surplus):
-            surplus = None
+        if surplus is not None:
+            # Without leaves there is nothing that could have more dims.
+            rows = zip(kids, surplus, strict=True)
+            surplus = tuple([s if _leaves_of(kid) else 0 for kid, s in rows])
+            if not any(surplus):
+                surplus = None
         token = (node_cls, keys, kids, surplus)
         reference = _TABLE.get(token)
         schema = None if reference is None else reference()
@@ -281,7 +285,7 @@ class Schema:
         """Return for every leaf what reads it: a key, or a path of several."""
         known = self._memo.get("leaf_names")
         if known is None:
-            names = tuple([p if len(p) > 1 else p[0] for p in self.paths()])
+            names = tuple([short(path) for path in self.paths()])
             known = self._remember("leaf_names", names)
         return known
 
@@ -356,13 +360,13 @@ class Schema:
             schema = kid
         return None
 
-    def home(self, path: Path) -> Found:
-        """Return the deepest node on the way to `path`, which would hold its entry."""
-        for i in range(len(path) - 1, 0, -1):
-            found = self.find(path[:i])
+    def home(self, path: Path) -> Path:
+        """Return the path of the deepest node on the way to the entry at `path`."""
+        for end in range(len(path) - 1, 0, -1):
+            found = self.find(path[:end])
             if found is not None and isinstance(found.kid, Schema):
-                return found
-        return Found(self, 0, self.n, 0, self.m, 0)
+                return path[:end]
+        return ()
 
     def node_keys(self, path: Path) -> tuple[str, ...]:
         """Return the keys of the deepest node on the way to `path`."""
@@ -394,7 +398,7 @@ class Schema:
     def names(self, nested: bool, leaves_only: bool, sort: bool) -> tuple[Any, ...]:  # noqa: FBT001
         """Return the entries as people read them: a key, or a path of several."""
         steps = self.listed(nested, leaves_only, sort)
-        return tuple([s.path if len(s.path) > 1 else s.path[0] for s in steps])
+        return tuple([short(step.path) for step in steps])
 
     # Comparing
 
@@ -612,7 +616,7 @@ class Schema:
         leaf = [0] * self.n
         surpluses: list[int] = []
         dims: dict[Path, int] = {(): new}
-        total = {(): old}
+        total: dict[Path, int] = {(): old}
         for path, kid, lo, _, surplus in self.walk():
             above = path[:-1]
             if isinstance(kid, Schema):

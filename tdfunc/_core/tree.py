@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core._torch import foreach_works, is_compiling
-from tdfunc._core.node import make
+from tdfunc._core.node import carried_size, make
 from tdfunc.errors import show_path
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def pointwise(
 
 def with_leaves(node: NodeT, leaves: tuple[Any, ...]) -> NodeT:
     """Return the node with other leaves of the same shapes."""
-    return make(node._schema, leaves, node._statics, node._batch_size, node._names)
+    return make(node._schema, leaves, node._statics, carried_size(node), node._names)
 
 
 def feature_views(value: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:

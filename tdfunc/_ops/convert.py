@@ -10,7 +10,7 @@ import torch
 from tdfunc._core.batch import as_constants, as_names, as_size
 from tdfunc._core.build import assemble
 from tdfunc._core.mismatch import check_same_entries
-from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.node import Node, NodeT, carried_size, make
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.tree import map_leaves, with_leaves
 from tdfunc.errors import InvalidLeafError, OptionError
@@ -155,7 +155,7 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
     """
     if not td._schema.matches(other._schema):
         check_same_entries((td, other), "the trees do not have the same entries")
-    return make(td._schema, td._leaves, other._statics, td._batch_size, td._names)
+    return make(td._schema, td._leaves, other._statics, carried_size(td), td._names)
 
 
 def to_dict(td: Node) -> dict[str, Any]:

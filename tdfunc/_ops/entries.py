@@ -15,7 +15,15 @@ import torch
 from tdfunc._core.batch import as_names, as_size, misfit
 from tdfunc._core.build import Draft, Part, as_part
 from tdfunc._core.keys import as_path, check_key
-from tdfunc._core.node import Node, NodeT, entry_at, make, missing
+from tdfunc._core.node import (
+    Node,
+    NodeT,
+    carried_size,
+    entry_at,
+    make,
+    missing,
+    size_at,
+)
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._core.tree import with_leaves
@@ -76,26 +84,16 @@ def set_entry(td: NodeT, key: str | Path, value: Any) -> NodeT:
         if isinstance(old, torch.Tensor) and value.shape == old.shape:
             leaves = list(td._leaves)
             leaves[slot] = value
-            new = (td._schema, tuple(leaves), td._statics, td._batch_size, td._names)
-            return make(*new)
+            size = carried_size(td)
+            return make(td._schema, tuple(leaves), td._statics, size, td._names)
     return _set_path(td, as_path(key), value)
 
 
 def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
-    size = td.batch_size
-    schema = td._schema
-    blocked = schema.blocked(path)
+    blocked = td._schema.blocked(path)
     if blocked is not None:
         raise missing(td, path)
-    home = schema.home(path)
-    room = size
-    if home.surplus:
-        first = next(
-            (x for x in td._leaves[home.lo : home.hi] if isinstance(x, torch.Tensor)),
-            None,
-        )
-        if first is not None:
-            room = first.shape[: len(size) + home.surplus]
+    room = size_at(td, td._schema.home(path))
     part = as_part(value, path, room, td._plain)
     return graft(td, path, part)
 
@@ -105,7 +103,7 @@ def graft(td: NodeT, path: Path, part: Part) -> NodeT:
     where = td._schema.grafted(path, part.kid, part.surplus, td._plain)
     leaves = td._leaves[: where.lo] + part.leaves + td._leaves[where.hi :]
     statics = td._statics.spliced(where.slo, where.shi, part.statics)
-    return make(where.schema, leaves, statics, td._batch_size, td._names)
+    return make(where.schema, leaves, statics, td.batch_size, td._names)
 
 
 def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> NodeT:

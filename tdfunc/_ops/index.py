@@ -241,7 +241,7 @@ def _show(index: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004
 
 
-def _out_of_range(td: Node, index: int, dim: int) -> TreeIndexError:
+def _out_of_range(td: Node, index: Any, dim: int) -> TreeIndexError:
     size = td.batch_size
     return TreeIndexError(
         f"index {index} is out of range for batch dim {dim}",

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdfunc._core._torch import foreach_works
+from tdfunc._core._torch import (
+    foreach_abs,
+    foreach_add,
+    foreach_div,
+    foreach_mul,
+    foreach_neg,
+    foreach_pow,
+    foreach_sub,
+    foreach_works,
+)
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.statics import same_value
@@ -211,7 +220,7 @@ def add(td: NodeT, other: Any) -> NodeT:
         >>> td.add(torch.tensor([1.0, 2.0]))["x"].tolist()
         [[1.0, 1.0], [2.0, 2.0]]
     """
-    return binary(td, other, torch.add, torch._foreach_add)
+    return binary(td, other, torch.add, foreach_add)
 
 
 def sub(td: NodeT, other: Any) -> NodeT:
@@ -226,7 +235,7 @@ def sub(td: NodeT, other: Any) -> NodeT:
         >>> td.sub(1)["x"].tolist()
         [[-1.0, -1.0], [-1.0, -1.0]]
     """
-    return binary(td, other, torch.sub, torch._foreach_sub)
+    return binary(td, other, torch.sub, foreach_sub)
 
 
 def mul(td: NodeT, other: Any) -> NodeT:
@@ -241,7 +250,7 @@ def mul(td: NodeT, other: Any) -> NodeT:
         >>> (td + 2).mul(td + 3)["x"].tolist()
         [[6.0, 6.0], [6.0, 6.0]]
     """
-    return binary(td, other, torch.mul, torch._foreach_mul)
+    return binary(td, other, torch.mul, foreach_mul)
 
 
 def div(td: NodeT, other: Any) -> NodeT:
@@ -256,7 +265,7 @@ def div(td: NodeT, other: Any) -> NodeT:
         >>> (td + 1).div(2)["x"].tolist()
         [[0.5, 0.5], [0.5, 0.5]]
     """
-    return binary(td, other, torch.div, torch._foreach_div)
+    return binary(td, other, torch.div, foreach_div)
 
 
 def floor_divide(td: NodeT, other: Any) -> NodeT:
@@ -301,7 +310,7 @@ def pow(td: NodeT, other: Any) -> NodeT:
         >>> (td + 3).pow(2)["x"].tolist()
         [[9.0, 9.0], [9.0, 9.0]]
     """
-    return binary(td, other, torch.pow, torch._foreach_pow)
+    return binary(td, other, torch.pow, foreach_pow)
 
 
 def radd(td: NodeT, other: Any) -> NodeT:
@@ -440,7 +449,7 @@ def _comparable(other: Any) -> bool:
 
 def neg(td: NodeT) -> NodeT:
     """Return ``-td``, leaf by leaf."""
-    return pointwise(td, torch.neg, torch._foreach_neg)
+    return pointwise(td, torch.neg, foreach_neg)
 
 
 def abs(td: NodeT) -> NodeT:
@@ -452,7 +461,7 @@ def abs(td: NodeT) -> NodeT:
         >>> TensorDict({"x": torch.tensor([-1.0, 2.0])}).abs()["x"].tolist()
         [1.0, 2.0]
     """
-    return pointwise(td, torch.abs, torch._foreach_abs)
+    return pointwise(td, torch.abs, foreach_abs)
 
 
 def equal(td: Node, other: Node, *, equal_nan: bool = False) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from tdfunc._core.build import assemble
 from tdfunc._core.node import Node, make
@@ -67,7 +66,7 @@ def from_module(
     tied: dict[int, torch.Tensor] = {}
     for name, tensor in named.items():
         *above, last = name.split(".")
-        if isinstance(tensor, UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise InvalidLeafError(
                 "a parameter of a lazy module is not initialised",
                 path=(*above, last),

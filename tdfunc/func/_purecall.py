@@ -31,29 +31,26 @@ if TYPE_CHECKING:
 
 __all__ = ["call_pure"]
 
-_T = TypeVar("_T")
+_TargetT = TypeVar("_TargetT")
 
-
-# Unlike the current level it can be asked while compiling.
-_transform_depth: Any = torch._C._functorch.get_dynamic_layer_stack_depth
+# Unlike the level of a transform, their number can be asked while compiling too.
+_transform_depth: Any = torch._C._functorch.get_dynamic_layer_stack_depth  # pyright: ignore[reportAttributeAccessIssue]
+_eval_frame: Any = torch._C._dynamo.eval_frame  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _never_alone(code: CodeType) -> None:
-    frames = torch._C._dynamo.eval_frame
-    frames.set_code_exec_strategy(
-        code,
-        frames._FrameExecStrategy(
-            frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
-        ),
+    strategy = _eval_frame._FrameExecStrategy(
+        _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
     )
+    _eval_frame.set_code_exec_strategy(code, strategy)
 
 
-def _inlined(target: _T) -> _T:
+def _inlined(target: _TargetT) -> _TargetT:
     """Let Dynamo trace `target` within its caller only, never as a frame of its own.
 
-    Where it can not trace a call to the end it runs the frame in Python, and then
-    compiles the frames that are called from there one by one, blind to what these
-    share: dicts here, and the attributes of objects that are those dicts.
+    What it can not trace to the end it runs in Python, and then it compiles the
+    frames that are called from there one by one. These share dicts that are the
+    attributes of objects too, which Dynamo does not see, and results would be wrong.
     """
     functions = vars(target).values() if isinstance(target, type) else (target,)
     codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
@@ -75,9 +72,9 @@ def call_pure(
 
     The output is that of a deep copy of `module` with `tensors` loaded into it: in
     eager code and under ``vmap``, ``grad`` and the other transforms in any nesting,
-    from any number of threads, and in functions compiled with ``fullgraph=True``.
-    Attributes, buffers and hooks that forward sets are set on the structural copy
-    that is called, and vanish with it.
+    from any number of threads, and in compiled functions. Attributes, buffers and
+    forward hooks that forward sets are set on the structural copy that is called, and
+    vanish with it.
 
     Buffers are cloned at every call; parameters are not, except the weight of an
     embedding with `max_norm`, which torch rescales in place. In training mode under
@@ -92,10 +89,15 @@ def call_pure(
 
     What a copy can not protect: lists, dicts, unregistered tensors and other objects
     in attributes that forward *mutates* (assigning them is safe), parameters that
-    forward writes into in place, the state of random number generators, and global
-    state. Where another kind of object holds a submodule, it leads to the original
-    and its tensors. A value that was computed from the module's own tensors and kept
-    in an attribute is used as it is.
+    forward writes into in place, backward hooks that it registers, the state of
+    random number generators, and global state. Where another kind of object holds a
+    submodule, it leads to the original and its tensors. A value that was computed
+    from the module's own tensors and kept in an attribute is used as it is.
+
+    Dynamo traces the copy, and the compiled code does not touch the module at all. It
+    can not trace closures and weak references that lead to a submodule, and decorated
+    properties; with ``fullgraph=True`` it raises, otherwise the call runs in eager
+    code. Recurrent modules need ``torch._dynamo.config.allow_rnn``.
 
     Args:
         module: any module that is not scripted, compiled or uninitialised.
@@ -136,7 +138,7 @@ def call_pure(
     replica = job.copy(module, "")
     if job.found != len(tensors):
         job.set_aliases(module)
-    if job.unset and job.found:
+    if job.unset and tensors:
         job.tie_parameters()
     job.redirect()
     reported = job.set_buffers(job.mapped_zero((args, kwargs)))
@@ -208,7 +210,8 @@ class _Job:
         self.followed: dict[int, Any] = {}  # what was made of them, by id
         self.replaced = 0  # how many references were turned
 
-    def copy(self, source: nn.Module, prefix: str) -> nn.Module:
+    # In one piece: each further function would be called once a submodule.
+    def copy(self, source: nn.Module, prefix: str) -> nn.Module:  # noqa: C901, PLR0912
         """Return a copy of `source` that holds the tensors of this job."""
         cls = type(source)
         special = self.special.get(cls)
@@ -396,10 +399,10 @@ class _Job:
         """
         if not _transform_depth():
             return None
-        buffer = next(filter(_takes_mapped_values, self.buffers), None)
-        if buffer is None:
+        values = (_mapped_value(slot) for slot in self.buffers)
+        device = next((v.device for v in values if v is not None), None)
+        if device is None:
             return None
-        device = _value(buffer).device
         zero: Tensor | None = None
         for leaf in (*self.tensors.values(), *torch_pytree.tree_leaves(arguments)):
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
@@ -486,32 +489,33 @@ class _Job:
 
     def _rebuild(self, kind: type, value: Any) -> Any:
         """Return `value` made anew of what its parts lead to."""
+        result = value
         if kind in _SEQUENCE_TYPES:
-            if _INERT_TYPES.issuperset(map(type, value)):
-                return value
-            return kind([self.follow(item) for item in value])
-        if kind in _MAPPING_TYPES:
-            if _INERT_TYPES.issuperset(
-                map(type, value.values())
-            ) and _INERT_TYPES.issuperset(map(type, value)):
-                return value
-            result = value.copy()  # keeps the factory of a defaultdict
-            result.clear()
-            result.update([(self.follow(k), self.follow(v)) for k, v in value.items()])
-            return result
-        if kind is MethodType:
-            return value.__func__.__get__(self.follow(value.__self__))
-        if kind is partial:
-            keywords = self.follow(value.keywords)
-            return partial(
-                self.follow(value.func), *self.follow(value.args), **keywords
-            )
-        if kind is weakref.ref:
+            if not _INERT_TYPES.issuperset(map(type, value)):
+                result = kind([self.follow(item) for item in value])
+        elif kind in _MAPPING_TYPES:
+            if not (
+                _INERT_TYPES.issuperset(map(type, value.values()))
+                and _INERT_TYPES.issuperset(map(type, value))
+            ):
+                items = [(self.follow(k), self.follow(v)) for k, v in value.items()]
+                result = value.copy()  # keeps the factory of a defaultdict
+                result.clear()
+                result.update(items)
+        elif kind is MethodType:
+            owner = self.follow(value.__self__)
+            # Dynamo can not trace the type of methods.
+            bind = partial if is_compiling() else MethodType
+            result = bind(value.__func__, owner)
+        elif kind is partial:
+            args, keywords = self.follow(value.args), self.follow(value.keywords)
+            result = partial(self.follow(value.func), *args, **keywords)
+        elif kind is FunctionType:
+            result = self._rebuild_function(value)
+        elif kind is weakref.ref:
             target = self.follow(value())
-            return value if target is None else weakref.ref(target)
-        if kind is FunctionType:
-            return self._rebuild_function(value)
-        return value
+            result = value if target is None else weakref.ref(target)
+        return result
 
     def _rebuild_function(self, function: FunctionType) -> FunctionType:
         before = self.replaced
@@ -577,24 +581,22 @@ def _tuple_by_index(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @_inlined
-def _value(slot: _Buffer) -> Tensor | None:
-    return slot.own if slot.given is None else slot.given
-
-
-@_inlined
-def _takes_mapped_values(slot: _Buffer) -> bool:
+def _mapped_value(slot: _Buffer) -> Tensor | None:
+    """Return the value of a buffer that forward may write mapped values into."""
     value = slot.own if slot.given is None else slot.given
-    return (
+    if (
         slot.trains
         and value is not None
         and (value.is_floating_point() or value.is_complex())
         and value.layout is torch.strided
-    )
+    ):
+        return value
+    return None
 
 
 @_inlined
 def _clone(slot: _Buffer, value: Tensor, zero: Tensor | None) -> Tensor:
-    if zero is not None and _takes_mapped_values(slot):
+    if zero is not None and _mapped_value(slot) is not None:
         return value + zero.to(value.device, value.dtype)
     return value.clone()
 
