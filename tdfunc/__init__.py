@@ -57,7 +57,7 @@ from tdfunc._ops.shape import squeeze as squeeze
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unsqueeze as unsqueeze
-from tdfunc._pytree import PathEntry as PathEntry
+from tdfunc._pytree import register as _register  # noqa: F401 - registers the classes
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training
@@ -69,3 +69,61 @@ from tdfunc.func import in_dims as in_dims
 from tdfunc.func import partition as partition
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "errors",
+    "func",
+    "typing",
+    "Schema",
+    "NonTensorData",
+    "clone",
+    "contiguous",
+    "detach",
+    "from_dict",
+    "to",
+    "to_dict",
+    "with_statics",
+    "drop",
+    "exclude",
+    "replace",
+    "select",
+    "update",
+    "with_batch_size",
+    "with_names",
+    "cat",
+    "stack",
+    "apply",
+    "named_apply",
+    "abs",
+    "add",
+    "div",
+    "eq",
+    "equal",
+    "floor_divide",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "mul",
+    "ne",
+    "neg",
+    "pow",
+    "remainder",
+    "sub",
+    "mean",
+    "sum",
+    "expand",
+    "permute",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "unbind",
+    "unsqueeze",
+    "TensorDict",
+    "combine",
+    "dynamic_shapes",
+    "from_module",
+    "from_modules",
+    "in_dims",
+    "partition",
+]

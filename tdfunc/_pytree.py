@@ -14,7 +14,7 @@ import optree
 import optree.registry
 import torch
 
-from tdfunc._core._torch import is_compiling, pytree
+from tdfunc._core._torch import is_tracing, pytree
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore
 from tdfunc._core.pickling import rebuild_leaf
@@ -62,7 +62,7 @@ def unflatten(children: Iterable[Any], context: Context) -> Any:
             schema, leaves, statics = _with_nodes(schema, leaves, statics)
             break
     td = make(schema, leaves, statics, size, names)
-    if size is None and is_compiling():
+    if size is None and is_tracing():
         # Settled at once: a schema exchanged later would be a side effect.
         td.batch_size  # noqa: B018
     return td

@@ -155,7 +155,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
 
     Examples:
         >>> nearest("obz", ["obs", "act"])
-        "one of 'obs'"
+        "one of 'obs' and 1 more"
         >>> nearest("x", [])
         'nothing: the node is empty'
     """

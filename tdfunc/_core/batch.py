@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core._torch import is_compiling
+from tdfunc._core._torch import is_tracing
 from tdfunc.errors import BatchSizeError, OptionError
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
     """
     if type(value) is torch.Size:
         return value
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return as_size((value,), name)
-    sizes: Any = value
+    if type(value) is int or isinstance(value, torch.SymInt):
+        value = (value,)
     try:
-        size = torch.Size(sizes)
+        size = torch.Size(value)
     except TypeError:
         raise OptionError(
             f"{name} is not a size",
@@ -129,7 +128,7 @@ def as_constants(shapes: list[Any]) -> tuple[tuple[int, ...] | None, ...]:
     needs to know is which sizes are equal at the same position, so each size is
     replaced by a number that says so.
     """
-    if not is_compiling():
+    if not is_tracing():
         return tuple([None if shape is None else tuple(shape) for shape in shapes])
     seen: list[list[Any]] = []
     return tuple(

@@ -188,21 +188,21 @@ def assemble_flat(
     values = tuple(source.values())
     if not values or not PLAIN_TYPES.issuperset(map(type, values)):
         return None
-    shapes = [value.shape for value in values]
     nb = len(batch_size)
-    # Slicing a torch.Size costs more than the whole rest of the loop. On a mismatch
-    # the slow path takes over: it knows the path for the error.
-    if nb == 1:
-        rows = batch_size[0]
-        for shape in shapes:
-            if not shape or shape[0] != rows:
-                return None
-    elif nb:
-        for shape in shapes:
-            if shape[:nb] != batch_size:
-                return None
+    rows = batch_size[0] if nb == 1 else 0
+    ranks: list[int] = []
+    for value in values:
+        shape = value.shape
+        rank = len(shape) - nb
+        # Slicing a torch.Size costs more than the whole rest of the loop. On a
+        # mismatch the slow path takes over: it knows the path for the error.
+        if nb and (
+            rank < 0 or (shape[0] != rows if nb == 1 else shape[:nb] != batch_size)
+        ):
+            return None
+        ranks.append(rank)
     try:
-        schema = Schema(cls, tuple(source), tuple([len(s) - nb for s in shapes]))
+        schema = Schema(cls, tuple(source), tuple(ranks))
     except InvalidKeyError:
         return None
     if schema.order is not schema.keys:

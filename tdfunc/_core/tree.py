@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core._torch import foreach_works, is_compiling
+from tdfunc._core._torch import foreach_works, is_tracing
 from tdfunc._core.node import carried_size, make
 from tdfunc.errors import show_path
 
@@ -41,7 +41,7 @@ def zip_leaves(
 
     The first column decides how many rows there are.
     """
-    if is_compiling():
+    if is_tracing():
         return tuple([fn(*row) for row in zip(*columns, strict=False)])
     # What is left in the iterator tells which row failed, at no cost to the loop.
     first = iter(columns[0])

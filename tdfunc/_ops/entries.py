@@ -78,10 +78,10 @@ def set_entry(td: NodeT, key: str | Path, value: Any) -> NodeT:
     else:
         key = as_path(key)
         slot = td._schema.slot(key)
-    if slot is not None and isinstance(value, torch.Tensor):
+    if slot is not None and type(value) is torch.Tensor:
         old = td._leaves[slot]
         # The hot path: a tensor of the old one's shape fits wherever that did.
-        if isinstance(old, torch.Tensor) and value.shape == old.shape:
+        if type(old) is torch.Tensor and value.shape == old.shape:
             leaves = list(td._leaves)
             leaves[slot] = value
             size = carried_size(td)

@@ -49,11 +49,9 @@ def at_index(td: NodeT, index: Index) -> NodeT:
         if not -size[0] <= index < size[0]:
             raise _out_of_range(td, index, 0)
         leaves = tuple([leaf[index] for leaf in td._leaves])
-        names = (
-            td._names
-            if td._names is None
-            else as_names((td.names or ())[1:], len(size) - 1)
-        )
+        names = td.names
+        if names is not None:
+            names = as_names(names[1:], len(size) - 1)
         return make(td._schema, leaves, td._statics, size[1:], names)
     schema = td._schema
     if isinstance(index, slice) and size:
@@ -127,11 +125,12 @@ def _without_masks(td: Node, items: list[Any], index: Any) -> tuple[Any, ...]:
                     got=f"{list(item.shape)} in {_show(index)}",
                 )
             at += dims
+            mask = item.to(torch.bool)
             if dims and len(td._leaves) > 1:
                 # One search for the whole tree instead of one for every leaf.
-                out.extend(item.to(torch.bool).nonzero(as_tuple=True))
+                out.extend(mask.nonzero(as_tuple=True))
             else:
-                out.append(item)
+                out.append(mask)
             continue
         is_row = isinstance(item, int) and not isinstance(item, bool)
         if is_row and not -size[at] <= item < size[at]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdfunc._core._torch import PLAIN_TYPES
 from tdfunc._core.batch import as_size, misfit, refit
 from tdfunc._core.keys import short
 from tdfunc._core.mismatch import check_same_entries
@@ -133,18 +134,18 @@ def _rewrapped(
 
 def _keeps(schema: Schema, leaves: tuple[Any, ...], size: torch.Size) -> bool:
     """Return whether the leaves have the ranks of the schema and the batch size."""
+    plain = PLAIN_TYPES.issuperset(map(type, leaves))
+    if not plain and not all([isinstance(leaf, torch.Tensor) for leaf in leaves]):
+        return False
     dims = len(size)
-    rows = size[0] if dims else 0
-    for leaf, rank in zip(leaves, schema.ranks(), strict=True):
-        if not isinstance(leaf, torch.Tensor):
-            return False
-        shape = leaf.shape
-        if len(shape) - rank != dims:
-            return False
-        # Slicing a torch.Size costs more than the rest of the loop.
-        if dims and (shape[0] != rows or (dims > 1 and shape[:dims] != size)):
-            return False
-    return True
+    shapes = [leaf.shape for leaf in leaves]
+    if [len(shape) - dims for shape in shapes] != list(schema.ranks()):
+        return False
+    # Slicing a torch.Size costs more than all else here.
+    if dims == 1:
+        rows = size[0]
+        return all([shape[0] == rows for shape in shapes])
+    return dims == 0 or all([shape[:dims] == size for shape in shapes])
 
 
 def _with_ranks(

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as torch_pytree
 
-from tdfunc._core._torch import is_compiling
+from tdfunc._core._torch import is_compiling, pytree
 from tdfunc.errors import InvalidLeafError, MissingKeyError, OptionError, nearest
 
 if TYPE_CHECKING:
@@ -33,16 +32,17 @@ __all__ = ["call_pure"]
 
 _TargetT = TypeVar("_TargetT")
 
-# Unlike the level of a transform, their number can be asked while compiling too.
-_transform_depth: Any = torch._C._functorch.get_dynamic_layer_stack_depth  # pyright: ignore[reportAttributeAccessIssue]
-_eval_frame: Any = torch._C._dynamo.eval_frame  # pyright: ignore[reportAttributeAccessIssue]
+_functorch: Any = getattr(torch._C, "_functorch", None)
+_stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
-def _never_alone(code: CodeType) -> None:
-    strategy = _eval_frame._FrameExecStrategy(
-        _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
-    )
-    _eval_frame.set_code_exec_strategy(code, strategy)
+def _in_transform() -> bool:
+    """Return whether a transform of torch.func runs, in compiled code too.
+
+    Dynamo can ask how many there are, but not on which level.
+    """
+    return _stack_depth is None or _stack_depth() > 0
 
 
 def _inlined(target: _TargetT) -> _TargetT:
@@ -52,11 +52,15 @@ def _inlined(target: _TargetT) -> _TargetT:
     frames that are called from there one by one. These share dicts that are the
     attributes of objects too, which Dynamo does not see, and results would be wrong.
     """
+    if not hasattr(_frames, "set_code_exec_strategy"):
+        return target
+    skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
     functions = vars(target).values() if isinstance(target, type) else (target,)
     codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
     while codes:
         code = codes.pop()
-        _never_alone(code)
+        strategy = _frames._FrameExecStrategy(skip, default)
+        _frames.set_code_exec_strategy(code, strategy)
         codes += [part for part in code.co_consts if isinstance(part, CodeType)]
     return target
 
@@ -237,10 +241,10 @@ class _Job:
             # An OrderedDict, because the handle of a hook keeps a weak reference to
             # the dict, which a plain one does not allow.
             fresh[name] = OrderedDict()
-            if own[name]:
+            if len(own[name]) > 0:  # Dynamo guards the length, not the truth
                 self.hooks.append((own[name], fresh[name]))
         for name in _BACKWARD_HOOKS:
-            if own[name]:
+            if len(own[name]) > 0:
                 fresh[name] = OrderedDict()
                 self.hooks.append((own[name], fresh[name]))
         for name, value in own.items():
@@ -397,14 +401,14 @@ class _Job:
         None if no buffer has to be expanded. Added to an unbatched tensor it makes
         a batched copy, in operations that Dynamo can trace too.
         """
-        if not _transform_depth():
+        if not _in_transform():
             return None
         values = (_mapped_value(slot) for slot in self.buffers)
         device = next((v.device for v in values if v is not None), None)
         if device is None:
             return None
         zero: Tensor | None = None
-        for leaf in (*self.tensors.values(), *torch_pytree.tree_leaves(arguments)):
+        for leaf in (*self.tensors.values(), *pytree.tree_leaves(arguments)):
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 one = leaf.new_zeros((), dtype=torch.float32, device=device)
                 zero = one if zero is None else zero + one
@@ -524,25 +528,34 @@ class _Job:
             defaults = _tuple_by_index(defaults)
         defaults = self.follow(defaults)
         keyword_defaults = self.follow(function.__kwdefaults__)
-        cells: list[CellType] = []
-        for cell in function.__closure__ or ():
+        contents: dict[int, Any] = {}  # of the cells that have to be made anew
+        cells = function.__closure__ or ()
+        for i, cell in enumerate(cells):
             try:
                 content = cell.cell_contents
             except ValueError:  # not assigned yet
-                content = None
+                continue
             count = self.replaced
-            content = self.follow(content)
-            # Other cells stay shared, so that a `nonlocal` counter counts on.
-            cells.append(cell if self.replaced == count else CellType(content))
+            other = self.follow(content)
+            if self.replaced != count or content is function:
+                contents[i] = other
         if self.replaced == before:
             return function
+        # The other cells stay shared, so that a `nonlocal` counter counts on.
+        closure = tuple(
+            CellType(contents[i]) if i in contents else cell
+            for i, cell in enumerate(cells)
+        )
         result = FunctionType(
             function.__code__,
             function.__globals__,
             function.__name__,
             defaults,
-            tuple(cells),
+            closure,
         )
+        for i, content in contents.items():
+            if content is function:  # it calls itself
+                closure[i].cell_contents = result
         result.__kwdefaults__ = keyword_defaults
         result.__dict__.update(function.__dict__)
         return result

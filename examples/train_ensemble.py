@@ -1,0 +1,121 @@
+"""Train an ensemble of digit classifiers at once, as one tree of parameters.
+
+Functions are for one member, `stack` and `vmap` for all; randomness is from seeds.
+"""
+
+import argparse
+
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.func import grad_and_value, vmap
+from tqdm import trange
+
+from tdfunc import TensorDict, from_module, stack
+from tdfunc.func import functional_call
+
+BATCH, RATE, GOAL = 64, 1e-2, 0.97
+with torch.device("meta"):  # structure without memory: the weights are in trees
+    NET = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def load_rows(seed: int) -> tuple[TensorDict, TensorDict]:
+    """Return shuffled train and test rows, each an image f32[64] and its label."""
+    images, labels = load_digits(return_X_y=True)
+    image = torch.from_numpy(images).float() / 16
+    rows = TensorDict({"image": image, "label": labels}, batch_size=len(labels))
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    return rows[order[360:]], rows[order[:360]]
+
+
+def init(generator: torch.Generator) -> TensorDict:
+    """Return the training state of one member: random parameters, Adam's moments."""
+    params = from_module(NET).apply(
+        lambda x: torch.randn(x.shape, generator=generator) / x.shape[-1] ** 0.5
+    )
+    return TensorDict(params=params, mean=params * 0, square=params * 0, count=0.0)
+
+
+def loss(params: TensorDict, rows: TensorDict) -> torch.Tensor:
+    """Return the loss of one member on a batch of rows."""
+    logits = functional_call(NET, params, rows["image"])
+    return nn.functional.cross_entropy(logits, rows["label"], label_smoothing=0.1)
+
+
+def adam(state: TensorDict, grads: TensorDict, rate: float) -> TensorDict:
+    """Return the training state of one member, or of all, after a step of Adam."""
+    count = state["count"] + 1  # of shape [members], aligned with the batch of trees
+    mean = state["mean"] * 0.9 + grads * 0.1
+    square = state["square"] * 0.999 + grads**2 * 0.001
+    scale = (square / (1 - 0.999**count)).apply(torch.sqrt) + 1e-8
+    params = state["params"] - mean / (1 - 0.9**count) / scale * rate
+    return state.replace(params=params, mean=mean, square=square, count=count)
+
+
+def train(rows: TensorDict, seeds: range, steps: int) -> TensorDict:
+    """Return the parameters of one trained member for each seed, stacked."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    state = stack([init(g) for g in generators])  # batch size [members]
+    for step in (progress := trange(steps, desc="train")):
+        orders = [torch.randperm(len(rows), generator=g) for g in generators]
+        batch = rows[torch.stack(orders)[:, :BATCH]]  # batch size [members, BATCH]
+        grads, losses = vmap(grad_and_value(loss))(state["params"], batch)
+        state = adam(state, grads, RATE * (1 - step / steps))
+        progress.set_postfix(loss=f"{losses.mean():.3f}", refresh=False)
+    return state["params"]
+
+
+def judge(params: TensorDict, rows: TensorDict) -> TensorDict:
+    """Return the rows with votes [members], guess and doubt of the ensemble."""
+    logits = vmap(lambda member: functional_call(NET, member, rows["image"]))(params)
+    probs, entropy = logits.softmax(-1), torch.special.entr  # [members, rows, 10]
+    mean = probs.mean(0)
+    # Mutual information of label and member, in nats: 0 where all members agree.
+    doubt = entropy(mean).sum(-1) - entropy(probs).sum(-1).mean(0)
+    return rows.update(votes=probs.argmax(-1).T, guess=mean.argmax(-1), doubt=doubt)
+
+
+def plot(rows: TensorDict, path: str) -> None:
+    """Draw the disagreement on right and wrong rows, and the most disputed images."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    axes = figure.subplot_mosaic("#####abcd;#####efgh;#####ijkl")
+    axes["#"].set(xscale="log", xlabel="disagreement of the members [nats]")
+    wrong = rows["guess"] != rows["label"]
+    axes["#"].set_yticks([0, 1], [f"{(~wrong).sum()} right", f"{wrong.sum()} wrong"])
+    for i, part in enumerate([rows[~wrong], rows[wrong]]):
+        height = i + torch.arange(len(part)) * 0.618 % 1 * 0.6 - 0.3
+        axes["#"].scatter(part["doubt"].clamp(1e-6), height, 20, f"C{3 * i}", alpha=0.5)
+    disputed = rows["doubt"].topk(12).indices
+    for row, at in zip(rows[disputed], "abcdefghijkl", strict=True):
+        axes[at].imshow(row["image"].view(8, 8).numpy(), cmap="gray_r")
+        axes[at].set(
+            title=f"{row['label']} read as {row['guess']}", xticks=[], yticks=[]
+        )
+        axes[at].title.set_color("C0" if row["guess"] == row["label"] else "C3")
+    figure.savefig(path, dpi=150)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, print accuracies, return 0 if that of the ensemble reaches the goal."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in {"--members": 8, "--steps": 500, "--seed": 0}.items():
+        parser.add_argument(name, type=int, default=value, help=f"default {value}")
+    parser.add_argument("--plot", metavar="PATH", help="draw disagreement into a PNG")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)  # each step is so small that more would only cost
+    train_rows, test_rows = load_rows(args.seed)
+    seeds = range(1000 * args.seed, 1000 * args.seed + args.members)
+    rows = judge(train(train_rows, seeds, args.steps), test_rows)
+    for seed, votes in zip(seeds, rows["votes"].T, strict=True):
+        print(f"member {seed}: {(votes == rows['label']).float().mean():.4f}")
+    score = (rows["guess"] == rows["label"]).float().mean().item()
+    verdict = "reaches" if score >= GOAL else "misses"
+    print(f"ensemble: {score:.4f}, {verdict} the goal of {GOAL}")
+    if args.plot:
+        plot(rows, args.plot)
+    return int(score < GOAL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

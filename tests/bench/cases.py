@@ -1,0 +1,520 @@
+"""The rows of the benchmark: for each, three spellings of the same work.
+
+The floor is what one would write by hand without any library: a loop over a flat
+tuple of tensors, or plain dicts where keys matter. Targets are those of section 7 of
+the design notes: how many times longer than the floor ours may take.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import optree
+import torch
+from torch.nn import functional as F
+from torch.utils import _pytree as torch_pytree
+
+import tdfunc
+from tdfunc import TensorDict
+from tests.bench.trees import Data, data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Sides(NamedTuple):
+    """The same work by hand, by us and by the peer (None if it can not do it)."""
+
+    floor: Callable[[], Any]
+    tdfunc: Callable[[], Any]
+    peer: Callable[[], Any] | None
+
+
+class Case(NamedTuple):
+    """One row of the table."""
+
+    operation: str
+    tree: str
+    target: float | None  # None where the design sets none
+    build: Callable[[Data], Sides]
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation}, {self.tree}"
+
+    def sides(self, *, peer: bool) -> Sides:
+        """Return the three calls; without `peer` the third is None."""
+        sides = self.build(data(self.tree, peer=peer))
+        return sides if peer else sides._replace(peer=None)
+
+
+# Entries
+
+
+def construct(d: Data) -> Sides:
+    source, batch, size, theirs = d.nested, d.batch, list(d.batch), type(d.peer)
+
+    def floor() -> dict[str, torch.Tensor]:
+        new = dict(source)
+        for leaf in new.values():
+            if leaf.shape[: len(batch)] != batch:
+                raise ValueError
+        return new
+
+    return Sides(
+        floor,
+        lambda: TensorDict(source, batch_size=size),
+        lambda: theirs(source, batch_size=size),
+    )
+
+
+def construct_unsorted(d: Data) -> Sides:
+    keys = sorted(d.nested, key=lambda key: key[::-1])
+    nested = {key: d.nested[key] for key in keys}
+    return construct(d._replace(nested=nested))
+
+
+def construct_nested(d: Data) -> Sides:
+    source, batch, size, theirs = d.nested, d.batch, list(d.batch), type(d.peer)
+
+    def floor(node: Any = source) -> Any:
+        new = {}
+        for key, value in node.items():
+            if isinstance(value, dict):
+                new[key] = floor(value)
+            elif value.shape[: len(batch)] != batch:
+                raise ValueError
+            else:
+                new[key] = value
+        return new
+
+    return Sides(
+        floor,
+        lambda: TensorDict(source, batch_size=size),
+        lambda: theirs(source, batch_size=size),
+    )
+
+
+def read(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    key = next(iter(nested))
+    return Sides(lambda: nested[key], lambda: td[key], lambda: peer[key])
+
+
+def read_path(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    return Sides(
+        lambda: nested["a1"]["b1"]["c1"]["d1"],
+        lambda: td["a1", "b1", "c1", "d1"],
+        lambda: peer["a1", "b1", "c1", "d1"],
+    )
+
+
+def read_chain(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    return Sides(
+        lambda: nested["a1"]["b1"]["c1"]["d1"],
+        lambda: td["a1"]["b1"]["c1"]["d1"],
+        lambda: peer["a1"]["b1"]["c1"]["d1"],
+    )
+
+
+def set_one(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    value = torch.zeros(3, 4)
+
+    def floor() -> dict[str, torch.Tensor]:
+        new = dict(nested)
+        new["k001"] = value
+        return new
+
+    return Sides(
+        floor,
+        lambda: td.set("k001", value),
+        lambda: peer.copy().set("k001", value),
+    )
+
+
+def set_new(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    value = torch.zeros(3, 4)
+
+    def floor() -> dict[str, torch.Tensor]:
+        new = dict(nested)
+        new["new"] = value
+        return new
+
+    return Sides(
+        floor,
+        lambda: td.set("new", value),
+        lambda: peer.copy().set("new", value),
+    )
+
+
+def set_path(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    value = torch.zeros(3, 4)
+    path = ("a1", "b1", "c1", "d1")
+
+    def floor() -> dict[str, Any]:
+        new = node = dict(nested)
+        for key in path[:-1]:
+            node[key] = node = dict(node[key])
+        node[path[-1]] = value
+        return new
+
+    return Sides(
+        floor, lambda: td.set(path, value), lambda: peer.copy().set(path, value)
+    )
+
+
+def update_all(d: Data) -> Sides:
+    nested, td, peer, batch = d.nested, d.td, d.peer, d.batch
+    entries = {key: torch.zeros(3, 4) for key in nested}
+
+    def floor() -> dict[str, torch.Tensor]:
+        new = dict(nested)
+        for key, leaf in entries.items():
+            if leaf.shape[: len(batch)] != batch:
+                raise ValueError
+            new[key] = leaf
+        return new
+
+    return Sides(floor, lambda: td.update(entries), lambda: peer.copy().update(entries))
+
+
+def select_half(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    half = list(nested)[::2]
+    return Sides(
+        lambda: {key: nested[key] for key in half},
+        lambda: td.select(*half),
+        lambda: peer.select(*half),
+    )
+
+
+def exclude_one(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+    return Sides(
+        lambda: {key: leaf for key, leaf in nested.items() if key != "k001"},
+        lambda: td.exclude("k001"),
+        lambda: peer.exclude("k001"),
+    )
+
+
+def all_keys(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+
+    def walk(node: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[Any]:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                yield from walk(value, (*prefix, key))
+            else:
+                yield (*prefix, key)
+
+    return Sides(
+        lambda: list(walk(nested)),
+        lambda: list(td.keys(True, True)),
+        lambda: list(peer.keys(True, True)),
+    )
+
+
+# Every leaf
+
+
+def times_two(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(lambda: torch._foreach_mul(flat, 2), lambda: td * 2, lambda: peer * 2)
+
+
+def plus_tree(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: torch._foreach_add(flat, flat), lambda: td + td, lambda: peer + peer
+    )
+
+
+def apply_function(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    return Sides(
+        lambda: tuple([double(x) for x in flat]),
+        lambda: td.apply(double),
+        lambda: peer.apply(double),
+    )
+
+
+def clone(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.clone() for x in flat]),
+        td.clone,
+        lambda: peer.clone(),  # noqa: PLW0108 - there may be no peer
+    )
+
+
+def detach(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.detach() for x in flat]),
+        td.detach,
+        lambda: peer.detach(),  # noqa: PLW0108
+    )
+
+
+def to_float64(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.to(torch.float64) for x in flat]),
+        lambda: td.to(torch.float64),
+        lambda: peer.to(torch.float64),
+    )
+
+
+def pickled(d: Data) -> Sides:
+    nested, td, peer = d.nested, d.td, d.peer
+
+    def round_trip(value: Any) -> Any:
+        return pickle.loads(pickle.dumps(value, protocol=5))
+
+    return Sides(
+        lambda: round_trip(nested), lambda: round_trip(td), lambda: round_trip(peer)
+    )
+
+
+# Batch dims
+
+
+def at(index: Any) -> Callable[[Data], Sides]:
+    def build(d: Data) -> Sides:
+        flat, td, peer = d.flat, d.td, d.peer
+        return Sides(
+            lambda: tuple([x[index] for x in flat]),
+            lambda: td[index],
+            lambda: peer[index],
+        )
+
+    return build
+
+
+def unsqueeze(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.unsqueeze(0) for x in flat]),
+        lambda: td.unsqueeze(0),
+        lambda: peer.unsqueeze(0),
+    )
+
+
+def unbind(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple(zip(*[x.unbind(0) for x in flat], strict=True)),
+        lambda: td.unbind(0),
+        lambda: peer.unbind(0),
+    )
+
+
+def permute(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.permute(2, 0, 1, 3) for x in flat]),
+        lambda: td.permute(2, 0, 1),
+        lambda: peer.permute(2, 0, 1),
+    )
+
+
+def transpose(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.transpose(0, 2) for x in flat]),
+        lambda: td.transpose(0, 2),
+        lambda: peer.transpose(0, 2),
+    )
+
+
+def reshape(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.reshape(3, 1, 4) for x in flat]),
+        lambda: td.reshape(3, 1),
+        lambda: peer.reshape(3, 1),
+    )
+
+
+def stack_ten(d: Data) -> Sides:
+    flats, tds, peers = [d.flat] * 10, [d.td] * 10, [d.peer] * 10
+    return Sides(
+        lambda: tuple([torch.stack(row) for row in zip(*flats, strict=True)]),
+        lambda: tdfunc.stack(tds),
+        lambda: torch.stack(peers),
+    )
+
+
+def cat_ten(d: Data) -> Sides:
+    flats, tds, peers = [d.flat] * 10, [d.td] * 10, [d.peer] * 10
+    return Sides(
+        lambda: tuple([torch.cat(row) for row in zip(*flats, strict=True)]),
+        lambda: tdfunc.cat(tds),
+        lambda: torch.cat(peers),
+    )
+
+
+# Pytrees and transforms
+
+
+def torch_round_trip(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+
+    def round_trip(tree: Any) -> Any:
+        leaves, spec = torch_pytree.tree_flatten(tree)
+        return torch_pytree.tree_unflatten(leaves, spec)
+
+    return Sides(
+        lambda: round_trip(flat), lambda: round_trip(td), lambda: round_trip(peer)
+    )
+
+
+def optree_round_trip(d: Data) -> Sides:
+    flat, td = d.flat, d.td
+
+    def round_trip(tree: Any) -> Any:
+        leaves, spec = optree.tree_flatten(tree)
+        return optree.tree_unflatten(spec, leaves)
+
+    # The peer is no node of optree's.
+    return Sides(lambda: round_trip(flat), lambda: round_trip(td), None)
+
+
+def torch_tree_map(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+
+    def double(tree: Any) -> Any:
+        return torch_pytree.tree_map(lambda x: x * 2, tree)
+
+    return Sides(lambda: double(flat), lambda: double(td), lambda: double(peer))
+
+
+def optree_tree_map(d: Data) -> Sides:
+    flat, td = d.flat, d.td
+
+    def double(tree: Any) -> Any:
+        return optree.tree_map(lambda x: x * 2, tree)
+
+    return Sides(lambda: double(flat), lambda: double(td), None)
+
+
+def vmap(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    mapped_flat = torch.vmap(lambda t: tuple([x * 2 + 1 for x in t]))
+    mapped = torch.vmap(lambda t: t * 2 + 1)
+    return Sides(lambda: mapped_flat(flat), lambda: mapped(td), lambda: mapped(peer))
+
+
+def grad(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(8, 8, generator=generator)
+    y = torch.rand(8, 2, generator=generator)
+
+    def flat_loss(p: Any) -> torch.Tensor:
+        hidden = F.linear(x, p[1], p[0]).relu()
+        hidden = F.linear(hidden, p[3], p[2]).relu()
+        return F.mse_loss(F.linear(hidden, p[5], p[4]), y)
+
+    def loss(p: Any) -> torch.Tensor:
+        hidden = F.linear(x, p["0", "weight"], p["0", "bias"]).relu()
+        hidden = F.linear(hidden, p["1", "weight"], p["1", "bias"]).relu()
+        return F.mse_loss(F.linear(hidden, p["2", "weight"], p["2", "bias"]), y)
+
+    return Sides(
+        lambda: torch.func.grad(flat_loss)(flat),
+        lambda: torch.func.grad(loss)(td),
+        lambda: torch.func.grad(loss)(peer),
+    )
+
+
+def compiled(backend: str) -> Callable[[Data], Sides]:
+    def build(d: Data) -> Sides:
+        nested, td, peer = d.nested, d.td, d.peer
+
+        def by_key(t: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {key: leaf * 2 + 1 for key, leaf in t.items()}
+
+        def whole(t: TensorDict) -> TensorDict:
+            return t * 2 + 1
+
+        def whole_peer(t: Any) -> Any:
+            return t * 2 + 1
+
+        floor = torch.compile(by_key, backend=backend, fullgraph=True)
+        ours = torch.compile(whole, backend=backend, fullgraph=True)
+        theirs = torch.compile(whole_peer, backend=backend, fullgraph=True)
+        return Sides(lambda: floor(nested), lambda: ours(td), lambda: theirs(peer))
+
+    return build
+
+
+def on(
+    trees: tuple[str, ...],
+    operation: str,
+    build: Callable[[Data], Sides],
+    *targets: float | None,
+) -> list[Case]:
+    """Return a case for each of these trees; the last trees are those with targets."""
+    unaimed = [None] * (len(trees) - len(targets))
+    pairs = zip(trees, [*unaimed, *targets], strict=True)
+    return [Case(operation, tree, target, build) for tree, target in pairs]
+
+
+EVERY = ("flat4", "flat32", "nest100")
+FLAT = ("flat4", "flat32")
+WIDE = ("flat32",)
+NESTED = ("nest100",)
+THREE_DIMS = ("nest100 of 3 batch dims",)
+MASK = torch.tensor([True, False, True])
+
+CASES: tuple[Case, ...] = (
+    *on(FLAT, "construct", construct, 1.8, 1.5),
+    *on(WIDE, "construct, keys unsorted", construct_unsorted, 1.5),
+    *on(NESTED, "construct", construct_nested),
+    *on(FLAT, "read a key", read, 3, 3),
+    *on(NESTED, "read a path", read_path),
+    *on(NESTED, "read key after key", read_chain),
+    *on(FLAT, "set a key", set_one, 4.5, 4.5),
+    *on(FLAT, "set a new key", set_new),
+    *on(NESTED, "set a path", set_path),
+    *on(FLAT, "update all keys", update_all),
+    *on(FLAT, "select half", select_half),
+    *on(FLAT, "exclude one", exclude_one),
+    *on(EVERY, "list all keys", all_keys),
+    *on(EVERY, "td * 2", times_two, 1.1),
+    *on(EVERY, "td + td", plus_tree, 1.1),
+    *on(EVERY, "apply", apply_function, 1.1),
+    *on(EVERY, "td[0]", at(0), 1.1),
+    *on(NESTED, "td[1:3]", at(slice(1, 3)), 1.1),
+    *on(NESTED, "td[mask]", at(MASK)),
+    *on(NESTED, "unsqueeze", unsqueeze, 1.1),
+    *on(NESTED, "unbind", unbind, 1.1),
+    *on(THREE_DIMS, "permute", permute, 1.2),
+    *on(THREE_DIMS, "transpose", transpose),
+    *on(NESTED, "reshape", reshape, 1.6),
+    *on(EVERY, "stack 10", stack_ten, 1.1),
+    *on(EVERY, "cat 10", cat_ten, 1.1),
+    *on(EVERY, "clone", clone),
+    *on(EVERY, "detach", detach),
+    *on(EVERY, "to(float64)", to_float64),
+    *on(WIDE, "pytree round trip, torch", torch_round_trip, 1.1),
+    *on(WIDE, "pytree round trip, optree", optree_round_trip, 1.4),
+    *on(WIDE, "tree_map, torch", torch_tree_map),
+    *on(WIDE, "tree_map, optree", optree_tree_map),
+    *on(FLAT, "torch.vmap", vmap),
+    *on(("3 layers",), "torch.func.grad of an MLP loss", grad),
+    *on(FLAT, "compiled, eager backend", compiled("eager"), 1.05, 1.05),
+    *on(FLAT, "compiled, inductor", compiled("inductor"), 1.05, 1.05),
+    *on(("flat4", "nest100"), "pickle and back", pickled),
+)
