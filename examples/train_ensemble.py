@@ -89,9 +89,7 @@ def plot(rows: TensorDict, path: str) -> None:
     disputed = rows["doubt"].topk(12).indices
     for row, at in zip(rows[disputed], "abcdefghijkl", strict=True):
         axes[at].imshow(row["image"].view(8, 8).numpy(), cmap="gray_r")
-        axes[at].set(
-            title=f"{row['label']} read as {row['guess']}", xticks=[], yticks=[]
-        )
+        axes[at].set(title=f"{row['label']}, read {row['guess']}", xticks=[], yticks=[])
         axes[at].title.set_color("C0" if row["guess"] == row["label"] else "C3")
     figure.savefig(path, dpi=150)
 
@@ -99,7 +97,7 @@ def plot(rows: TensorDict, path: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Train, print accuracies, return 0 if that of the ensemble reaches the goal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in {"--members": 8, "--steps": 500, "--seed": 0}.items():
+    for name, value in {"--members": 8, "--steps": 1000, "--seed": 0}.items():
         parser.add_argument(name, type=int, default=value, help=f"default {value}")
     parser.add_argument("--plot", metavar="PATH", help="draw disagreement into a PNG")
     args = parser.parse_args(argv)

@@ -5,6 +5,7 @@ tree, and every tree goes through `torch.func`, `torch.compile` and the pytree
 functions with the right batch size.
 """
 
+from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
 from tdfunc import typing as typing
@@ -57,7 +58,6 @@ from tdfunc._ops.shape import squeeze as squeeze
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unsqueeze as unsqueeze
-from tdfunc._pytree import register as _register  # noqa: F401 - registers the classes
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training

@@ -211,7 +211,7 @@ class TensorDict(Tree, plain=True):
                 got=type(source).__name__,
             )
         size = as_size(() if batch_size is None else batch_size)
-        part = assemble(source, size, TensorDict, device=device)  # pyright: ignore[reportArgumentType]
+        part = assemble(source, size, TensorDict, device=device)
         self._schema = part.kid  # pyright: ignore[reportAttributeAccessIssue]
         self._leaves = part.leaves
         self._statics = part.statics

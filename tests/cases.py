@@ -201,8 +201,12 @@ CASES: tuple[Case, ...] = (
         },
         (2,),
     ),
-    Case("dotted keys", {"a.b": ramp(2), "a": {"b": ramp(2) + 5, "b.c": ramp(2)}}, (2,)),
-    Case("names", {"x": ramp(2, 3, 4), "n": {"y": ramp(2, 3)}}, (2, 3), ("time", "env")),
+    Case(
+        "dotted keys", {"a.b": ramp(2), "a": {"b": ramp(2) + 5, "b.c": ramp(2)}}, (2,)
+    ),
+    Case(
+        "names", {"x": ramp(2, 3, 4), "n": {"y": ramp(2, 3)}}, (2, 3), ("time", "env")
+    ),
     Case("some names", {"x": ramp(2, 3, 2)}, (2, 3), (None, "env")),
     Case(
         "not contiguous",

@@ -486,7 +486,9 @@ def test_the_leaves_of_a_tree_are_a_loop_carry_of_while_loop() -> None:
 
         def body(*carry: torch.Tensor) -> tuple[torch.Tensor, ...]:
             t = pytree.tree_unflatten(carry, spec)
-            return tuple(pytree.tree_leaves(t.set("i", t["i"] + 1).set("x", t["x"] * 2)))
+            return tuple(
+                pytree.tree_leaves(t.set("i", t["i"] + 1).set("x", t["x"] * 2))
+            )
 
         out = while_loop(going, body, tuple(leaves))
         return pytree.tree_unflatten(out, spec)
@@ -535,7 +537,9 @@ def test_export_of_a_module_of_trees_has_a_dynamic_batch_after_load() -> None:
     loaded = torch.export.load(file).module()
 
     for rows in (4, 9, 2):
-        other = TensorDict({"y": ramp(rows), "n": {"x": ramp(rows, 2)}, "s": "text"}, rows)
+        other = TensorDict(
+            {"y": ramp(rows), "n": {"x": ramp(rows, 2)}, "s": "text"}, rows
+        )
         out = loaded(other)
         assert out.batch_size == Size((rows,))
         alike(out, model(other))
@@ -557,7 +561,9 @@ def test_export_takes_two_dynamic_batch_dims_and_trees_in_containers() -> None:
     program = torch.export.export(Twice(), args, dynamic_shapes=(shapes,)).module()
 
     x, y = ramp(5, 6, 2), ramp(5)
-    left, right = program({"a": TensorDict({"x": x}, (5, 6)), "b": TensorDict({"y": y}, 5)})
+    left, right = program(
+        {"a": TensorDict({"x": x}, (5, 6)), "b": TensorDict({"y": y}, 5)}
+    )
     assert left.batch_size == Size((5, 6))
     assert same(left["x"], x * 2)
     assert same(right["y"], y + 1)

@@ -656,7 +656,9 @@ def test_statics_do_not_disturb_grad_and_integers_stay_out_by_partition() -> Non
 
 
 def test_a_value_dependent_branch_is_a_where_in_the_body() -> None:
-    td = TensorDict({"x": torch.tensor([1.0, 2.0]), "flag": torch.tensor([True, False])}, 2)
+    td = TensorDict(
+        {"x": torch.tensor([1.0, 2.0]), "flag": torch.tensor([True, False])}, 2
+    )
     out = vmap(lambda t: torch.where(t["flag"], t["x"], -t["x"]))(td)
     assert out.tolist() == [1, -2]
 

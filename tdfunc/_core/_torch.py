@@ -7,12 +7,14 @@ The narrow one costs half as much.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
 from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_tracing
+from torch.nn.utils import parametrize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,15 +29,20 @@ __all__ = [
     "foreach_pow",
     "foreach_sub",
     "foreach_works",
-    "inside_functorch",
+    "inside_transform",
     "is_compiling",
     "is_tracing",
+    "parametrize_caches",
     "pytree",
     "register_trace_constant",
+    "traced_inline",
 ]
 
+_TargetT = TypeVar("_TargetT")
+
 _functorch: Any = getattr(torch._C, "_functorch", None)
-_current_level: Any = getattr(_functorch, "maybe_current_level", None)
+_stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 
@@ -52,15 +59,12 @@ foreach_sub: Any = getattr(torch, "_foreach_sub", None)
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def inside_functorch() -> bool:
-    """Return whether a transform of torch.func runs, False while compiling.
+def inside_transform() -> bool:
+    """Return whether a transform of torch.func runs, in compiled code too.
 
-    Dynamo turns the level into an int that it can not trace further, so it must
-    not be asked there.
+    Dynamo can ask how many there are, but not on which level.
     """
-    if is_tracing():
-        return False
-    return _current_level is None or _current_level() is not None
+    return _stack_depth is None or _stack_depth() > 0
 
 
 def foreach_works(leaves: Sequence[object]) -> bool:
@@ -72,8 +76,7 @@ def foreach_works(leaves: Sequence[object]) -> bool:
     return bool(
         leaves
         and not is_tracing()
-        and _current_level is not None
-        and _current_level() is None
+        and not inside_transform()
         and _function_modes is not None
         and not _function_modes()
         and _dispatch_modes is not None
@@ -94,3 +97,28 @@ def register_trace_constant(cls: type, methods: Sequence[str]) -> None:
         return
     members = dict.fromkeys(methods, MemberType.USE_REAL)
     register_opaque_type(cls, typ="value", members=members)
+
+
+def traced_inline(target: _TargetT) -> _TargetT:
+    """Let Dynamo trace `target` within its caller only, never as a frame of its own.
+
+    What it can not trace to the end it runs in Python, and then it compiles the
+    frames that are called from there one by one. Where these share dicts that are the
+    attributes of objects too, which Dynamo does not see, results would be wrong.
+    """
+    if not hasattr(_frames, "set_code_exec_strategy"):
+        return target
+    skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
+    functions = vars(target).values() if isinstance(target, type) else (target,)
+    codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
+    while codes:
+        code = codes.pop()
+        strategy = _frames._FrameExecStrategy(skip, default)
+        _frames.set_code_exec_strategy(code, strategy)
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return target
+
+
+def parametrize_caches() -> bool:
+    """Return whether a block of `torch.nn.utils.parametrize.cached` is open."""
+    return bool(getattr(parametrize, "_cache_enabled", 0))

@@ -27,12 +27,10 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
     Raises:
         OptionError: it is something else, or a size is negative.
     """
-    if type(value) is torch.Size:
-        return value
     if type(value) is int or isinstance(value, torch.SymInt):
         value = (value,)
     try:
-        size = torch.Size(value)
+        size = value if type(value) is torch.Size else torch.Size(value)
     except TypeError:
         raise OptionError(
             f"{name} is not a size",

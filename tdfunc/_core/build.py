@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Device, Path
 
-__all__ = ["Draft", "Part", "as_part", "assemble", "assemble_flat"]
+__all__ = ["Draft", "Part", "as_part", "assemble", "assemble_flat", "whole_node"]
 
 
 class Part(NamedTuple):
@@ -47,7 +47,8 @@ class Draft:
     ) -> None:
         self.path = path
         self.source = id(source)
-        self.rest: Iterator[tuple[Any, Any]] = iter(source.items() if source else ())
+        items = () if source is None else source.items()
+        self.rest: Iterator[tuple[Any, Any]] = iter(items)
         self.keys: list[str] = []
         self.kids: list[Kid] = []
         self.extra: list[int] = []  # surplus of each entry
@@ -141,14 +142,16 @@ def as_part(
 
 
 def assemble(
-    source: Mapping[str, Any],
+    source: Mapping[str, Any] | Node,
     batch_size: torch.Size,
     cls: type[Node],
     *,
     device: Device | None = None,
     path: Path = (),
 ) -> Part:
-    """Return a mapping of mappings in flat form; every node has `batch_size`."""
+    """Return a mapping of mappings (or a tree) in flat form, with this batch size."""
+    if isinstance(source, Node):
+        return whole_node(source, batch_size, cls, device)
     flat = assemble_flat(source, batch_size, cls) if device is None else None
     if flat is not None:
         return Part(flat[0], 0, flat[1], NO_STATICS)
@@ -202,12 +205,27 @@ def assemble_flat(
             return None
         ranks.append(rank)
     try:
-        schema = Schema(cls, tuple(source), tuple(ranks))
+        schema = Schema(cls, tuple(source.keys()), tuple(ranks))
     except InvalidKeyError:
         return None
     if schema.order is not schema.keys:
         values = tuple([source[key] for key in schema.order])
     return schema, values
+
+
+def whole_node(
+    node: Node, batch_size: torch.Size, cls: type[Node], device: Device | None
+) -> Part:
+    """Return all entries of a node, read with a batch size, as a node of class `cls`.
+
+    Raises:
+        BatchSizeError: a leaf does not start with `batch_size`.
+        InvalidLeafError: a leaf is no tensor.
+    """
+    part = _node_part(node, (), batch_size, device)
+    schema = node._schema.rebased(node.batch_dims, len(batch_size))
+    schema = Schema(cls, schema.keys, schema.kids, schema.surplus)
+    return part._replace(kid=schema, surplus=0)
 
 
 def _node_part(

@@ -7,6 +7,7 @@ nodes is a function elsewhere; what is here is what storage itself can answer.
 from __future__ import annotations
 
 from copy import deepcopy
+from inspect import getattr_static
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
@@ -39,8 +40,6 @@ NodeT = TypeVar("NodeT", bound="Node")
 
 # Names of the mutable API that people know, and what to write instead.
 PURE_SPELLINGS = {
-    "abs_": "td = td.abs()",
-    "add_": "td = td + other",
     "append": "td = tdfunc.cat([td, other])",
     "apply_": "td = td.apply(fn)",
     "clear": "td = TensorDict({}, batch_size=td.batch_size)",
@@ -50,27 +49,18 @@ PURE_SPELLINGS = {
     "create_nested": "td = td.set(key, {})",
     "del_": "td = td.drop(key)",
     "fill_": "td = td.set(key, torch.full_like(td[key], value))",
-    "div_": "td = td / other",
     "extend": "td = tdfunc.cat([td, other])",
     "insert": "td = td.set(key, value)",
     "lock_": "nothing to do: a tree never changes",
-    "mul_": "td = td * other",
-    "neg_": "td = -td",
     "pop": "value, td = td[key], td.drop(key)",
     "popitem": "value, td = td[key], td.drop(key)",
-    "pow_": "td = td ** other",
     "rename_key_": "td = td.drop(old).set(new, td[old])",
     "requires_grad_": "torch.func.grad differentiates without marking leaves",
     "set_": "td = td.set(key, value)",
     "set_at_": "td = td.set(key, td[key].index_put((index,), value))",
     "setdefault": "td = td if key in td else td.set(key, value)",
-    "squeeze_": "td = td.squeeze()",
-    "sub_": "td = td - other",
-    "to_": "td = td.to(device)",
-    "transpose_": "td = td.transpose(dim0, dim1)",
     "unlock_": "nothing to do: every operation returns a new tree",
     "update_": "td = td.update(other)",
-    "unsqueeze_": "td = td.unsqueeze(dim)",
     "update_at_": "td = td.apply(lambda x, v: x.index_put((index,), v), other)",
     "zero_": "td = td.apply(torch.zeros_like)",
     "zero_grad": "nothing to do: gradients are results, not state",
@@ -125,6 +115,12 @@ class Node:
         super().__init_subclass__(**kwargs)
         if plain:
             Node._plain = cls
+        for name, value in list(vars(cls).items()):
+            if callable(value) and not name.startswith("_"):
+                refused = f"{name}_"
+                if refused not in PURE_SPELLINGS:
+                    pure = f"td = td.{name}(...)"
+                    setattr(cls, refused, _Refusal(refused, pure))
 
     # Size
 
@@ -136,10 +132,18 @@ class Node:
         size = self._batch_size
         return _settle(self) if size is None else size
 
+    @batch_size.setter
+    def batch_size(self, value: Any) -> NoReturn:
+        raise _unsettable("batch_size", f"td = td.with_batch_size({value!r})")
+
     @property
     def shape(self) -> torch.Size:
         """The batch size, under torch's name."""
         return self.batch_size
+
+    @shape.setter
+    def shape(self, value: Any) -> NoReturn:
+        raise _unsettable("shape", f"td = td.reshape({value!r})")
 
     @property
     def batch_dims(self) -> int:
@@ -185,6 +189,10 @@ class Node:
             names = (None,) * (dims - len(names)) + names
         return names if any([n is not None for n in names]) else None
 
+    @names.setter
+    def names(self, value: Any) -> NoReturn:
+        raise _unsettable("names", f"td = td.with_names({value!r})")
+
     @property
     def device(self) -> torch.device | None:
         """The device that all leaves share, None if they differ or there are none."""
@@ -196,6 +204,10 @@ class Node:
                 elif leaf.device != found:
                     return None
         return found
+
+    @device.setter
+    def device(self, value: Any) -> NoReturn:
+        raise _unsettable("device", f"td = td.to({value!r})")
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -350,7 +362,7 @@ class Node:
 
     def __dir__(self) -> list[str]:
         names = super().__dir__()
-        return [n for n in names if not isinstance(vars(Node).get(n), _Refusal)]
+        return [n for n in names if not isinstance(getattr_static(self, n), _Refusal)]
 
     # Copies and pickles
 
@@ -369,6 +381,10 @@ class Node:
         leaves = pack_leaves(self._leaves, int(protocol))
         parts = (self._schema, leaves, self._statics)
         return restore, (*parts, tuple(self.batch_size), self._names)
+
+
+def _unsettable(name: str, pure: str) -> PureNameError:
+    return PureNameError(f"setting {name!r} would change the tree", fix=pure)
 
 
 for _name, _pure in PURE_SPELLINGS.items():

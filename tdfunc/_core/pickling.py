@@ -16,34 +16,31 @@ __all__ = ["pack_leaves", "unpack_leaves"]
 
 _BUFFER_PROTOCOL = 5
 
-Packed: TypeAlias = tuple[list[Any], tuple[int, ...]]
+Packed: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
-def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Any:
-    """Return `leaves` in the form to be pickled.
+def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Packed:
+    """Return the distinct leaves in the form to be pickled, and which is where.
 
     A view sends its own elements, never the storage behind it. A leaf that occurs
     twice is sent once and stays one tensor.
     """
-    if protocol < _BUFFER_PROTOCOL:
-        return leaves
+    buffered = protocol >= _BUFFER_PROTOCOL
     places: dict[int, int] = {}
     packed: list[Any] = []
     order: list[int] = []
     for leaf in leaves:
         place = places.setdefault(id(leaf), len(packed))
         if place == len(packed):
-            packed.append(_Buffered(leaf) if _is_plain(leaf) else leaf)
+            packed.append(_Buffered(leaf) if buffered and _is_plain(leaf) else leaf)
         order.append(place)
-    return packed, tuple(order)
+    return tuple(packed), tuple(order)
 
 
-def unpack_leaves(packed: Any) -> tuple[Any, ...]:
+def unpack_leaves(packed: Packed) -> tuple[Any, ...]:
     """Return the leaves that `pack_leaves` packed."""
-    if isinstance(packed, tuple) and len(packed) == 2 and isinstance(packed[0], list):  # noqa: PLR2004
-        leaves, order = packed
-        return tuple([leaves[place] for place in order])
-    return packed
+    leaves, order = packed
+    return tuple([leaves[place] for place in order])
 
 
 def _is_plain(leaf: Any) -> bool:

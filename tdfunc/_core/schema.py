@@ -609,7 +609,8 @@ class Schema:
         """Return the schema of the same leaves read with `new` batch dims, not `old`.
 
         Nested nodes that had the batch size of their parent follow it; those with
-        surplus keep their own dims where the parent leaves them.
+        surplus keep their own dims where the parent leaves them. A leaf that has
+        fewer dims than it would need has feature rank 0.
         """
         if old == new:
             return self
@@ -626,7 +627,7 @@ class Schema:
                 total[path] = was
                 surpluses.append(dims[path] - dims[above])
             elif kid != STATIC:
-                leaf[lo] = old + surplus + kid - dims[above]
+                leaf[lo] = max(0, old + surplus + kid - dims[above])
         return self._rebuilt(leaf, surpluses=surpluses)
 
     def with_ranks(self, kids: tuple[int, ...]) -> Schema:

@@ -243,8 +243,9 @@ def from_dict(
         )
     node_cls: type[Node] = Node._plain if cls is None else cls
     size = as_size(() if batch_size is None else batch_size)
-    source: Any = entries
-    part = assemble(source, size, node_cls, device=device)
+    if infer and isinstance(entries, Node):
+        size = entries.batch_size
+    part = assemble(entries, size, node_cls, device=device)
     td: Any = make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]
     if infer:
         td = _inferred(td, batch_dims)

@@ -25,7 +25,7 @@ from tdfunc._core.node import (
     size_at,
 )
 from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.statics import NO_STATICS, Statics
+from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
 from tdfunc._core.tree import with_leaves
 from tdfunc.errors import OperandError, StructureError
 
@@ -151,8 +151,9 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
     while True:
         frame = stack[-1]
         node = frame.node
-        for key, value in frame.rest:
+        for key in frame.rest:
             here = (*frame.path, check_key(key, frame.path))
+            value = frame.given(key)
             if isinstance(value, (Mapping, Node)) and _holds_node(node, key):
                 if id(value) in inside:
                     raise StructureError("a mapping contains itself", path=here)
@@ -196,7 +197,7 @@ def _holds_node(node: Node, key: str) -> bool:
 
 
 class _Merge:
-    """One node being merged with one mapping."""
+    """One node being merged with one mapping or tree."""
 
     __slots__ = ("node", "other", "parts", "path", "rest")
 
@@ -205,8 +206,15 @@ class _Merge:
         self.path = path
         self.node = node
         self.other = other
-        self.rest: Iterator[tuple[Any, Any]] = iter(other.items())
+        self.rest: Iterator[Any] = iter(other.keys())
         self.parts = {key: _part_of(node, key) for key in node._schema.keys}
+
+    def given(self, key: str) -> Any:
+        """Return the new entry; a static of a tree is marked as what it is."""
+        value = self.other[key]
+        if isinstance(self.other, Node) and self.other._schema.index[key][0] == STATIC:
+            return NonTensorData(value)
+        return value
 
 
 def _part_of(node: Node, key: str) -> Part:
@@ -249,13 +257,19 @@ def _check_known(td: Node, source: Entries | Node) -> None:
     pending: list[tuple[Path, Any]] = [((), source)]
     while pending:
         prefix, level = pending.pop()
-        for key, value in level.items():
+        for key in level.keys():  # noqa: SIM118 - iterating over a tree gives rows
             path = (*prefix, check_key(key, prefix))
-            if td._schema.find(path) is None:
+            found = td._schema.find(path)
+            if found is None:
                 raise missing(td, path)
-            nested = isinstance(value, (Mapping, Node))
-            if nested and isinstance(entry_at(td, path), Node):
-                pending.append((path, value))
+            if isinstance(found.kid, Schema) and _is_nested(level, key):
+                pending.append((path, level[key]))
+
+
+def _is_nested(level: Any, key: str) -> bool:
+    if isinstance(level, Node):
+        return _holds_node(level, key)
+    return isinstance(level[key], (Mapping, Node))
 
 
 def drop(td: NodeT, *keys: str | Path) -> NodeT:

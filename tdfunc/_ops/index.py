@@ -179,60 +179,49 @@ def _dims_of(item: Any) -> int:
 def _names(td: Node, plan: tuple[Any, ...], dims: int) -> Any:
     """Return the dim names after indexing.
 
-    A slice keeps the name of its dim, None makes an unnamed one, an int drops it.
-    One index tensor of one dim keeps the name; more dims, or more tensors, lose it.
+    Ints (and index tensors without dims) take their dim away first. A slice keeps the
+    name of its dim, None makes an unnamed one. What the remaining index tensors make
+    stands where they stood, or in front if they did not stand together; it keeps the
+    name only if it is one dim from one tensor of one dim.
     """
     names = td.names
     if names is None:
         return None
-    arrays = [
-        i for i, item in enumerate(plan) if isinstance(item, (torch.Tensor, bool))
-    ]
-    ints = [i for i, item in enumerate(plan) if isinstance(item, int)]
-    out: list[str | None] = []
+    kept: list[list[str | None]] = []  # for every item that is no int
+    arrays: list[int] = []
     at = 0
-    if arrays:
-        single = len(arrays) == 1 and isinstance(plan[arrays[0]], torch.Tensor)
-        block = _block(plan, arrays, dims, len(names), single, names)
-        joined = sorted([*arrays, *ints])
-        together = joined == list(range(joined[0], joined[-1] + 1))
-        first = joined[0] if together else -1
-        if first < 0:
-            out.extend(block)
-    else:
-        block, first = [], -1
-    for i, item in enumerate(plan):
-        if i == first:
-            out.extend(block)
+    for item in plan:
+        used = names[at : at + _dims_of(item)]
+        at += _dims_of(item)
         if item is None:
-            out.append(None)
+            kept.append([None])
         elif isinstance(item, slice):
-            out.append(names[at])
-            at += 1
-        else:
-            at += _dims_of(item)
-    out.extend(names[at:])
-    return as_names(out, dims)
+            kept.append(list(used))
+        elif isinstance(item, bool) or (
+            isinstance(item, torch.Tensor) and _stays(item)
+        ):
+            arrays.append(len(kept))
+            one = isinstance(item, torch.Tensor) and item.dim() == 1
+            kept.append(list(used) if one else [])
+    made: list[str | None] = []
+    first = 0
+    if arrays:
+        others = [i for i in range(len(kept)) if i not in arrays]
+        count = dims - sum([len(kept[i]) for i in others]) - len(names[at:])
+        alone = kept[arrays[0]]
+        made = alone if len(arrays) == 1 and len(alone) == count else [None] * count
+        together = arrays == list(range(arrays[0], arrays[-1] + 1))
+        first = arrays[0] if together else 0
+        kept = [kept[i] for i in others]
+    out = [name for group in kept[:first] for name in group]
+    out += made
+    out += [name for group in kept[first:] for name in group]
+    return as_names([*out, *names[at:]], dims)
 
 
-def _block(
-    plan: tuple[Any, ...],
-    arrays: list[int],
-    dims: int,
-    total: int,
-    single: bool,  # noqa: FBT001
-    names: tuple[str | None, ...],
-) -> list[str | None]:
-    """Return the names of the dims that the index tensors make."""
-    kept = sum([item is None or isinstance(item, slice) for item in plan])
-    rest = total - sum([_dims_of(item) for item in plan])
-    made = dims - kept - rest
-    if single:
-        item = plan[arrays[0]]
-        at = sum([_dims_of(before) for before in plan[: arrays[0]]])
-        if made == 1 and item.dim() == 1:
-            return [names[at]]
-    return [None] * made
+def _stays(item: torch.Tensor) -> bool:
+    """Return whether an index tensor makes dims; one int as a tensor does not."""
+    return item.dim() > 0 or item.dtype == torch.bool
 
 
 def _show(index: Any) -> str:

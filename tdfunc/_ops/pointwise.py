@@ -102,7 +102,8 @@ def _with_tensor(
     each: Callable[..., Any] | None,
 ) -> NodeT:
     if other.dim() == 0:
-        return pointwise(td, fn, each, other)
+        # The kernels promote dtypes in another way, and lose the tensor's gradient.
+        return pointwise(td, fn, None, other)
     size = td.batch_size
     try:
         joint = torch.broadcast_shapes(size, other.shape)

@@ -10,6 +10,7 @@ Dims that are not reduced keep their names.
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,8 @@ def sum(
         A tree, or one tensor with `reduce`.
 
     Raises:
-        OperandError: `reduce` with batch dims, or for a tree without leaves.
+        OperandError: `reduce` with batch dims, with `keepdim`, or for a tree without
+            leaves.
         ShapeError: `dim` is no batch dim.
 
     Examples:
@@ -58,8 +60,9 @@ def sum(
         >>> td.sum()["x"], td.sum(0)["x"].shape, td.sum(reduce=True)
         (tensor(6.), torch.Size([3]), tensor(8.))
     """
-    out = _reduced(td, torch.sum, dim, keepdim=keepdim, dtype=dtype)
-    return _folded(out, dim) if reduce else out
+    if reduce:
+        return _folded(td, dim, keepdim=keepdim, dtype=dtype)
+    return _reduced(td, torch.sum, dim, keepdim=keepdim, dtype=dtype)
 
 
 def mean(
@@ -83,7 +86,8 @@ def mean(
         A tree, or one tensor with `reduce`.
 
     Raises:
-        OperandError: `reduce` with batch dims, or for a tree without leaves.
+        OperandError: `reduce` with batch dims, with `keepdim`, for a tree without
+            leaves, or for integers without `dtype`.
         ShapeError: `dim` is no batch dim.
         RuntimeError: a leaf is integer and there is no `dtype`; torch's error, with
             a note that names the leaf.
@@ -97,12 +101,18 @@ def mean(
     """
     if not reduce:
         return _reduced(td, torch.mean, dim, keepdim=keepdim, dtype=dtype)
-    total = sum(td, dim, keepdim, dtype=dtype, reduce=True)
-    count = 0
-    rows = td.numel() if dim == "feature" else 1
-    for leaf in td._leaves:
-        count += leaf.numel()
-    return total / (count / rows if rows else float("nan"))
+    for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
+        if dtype is None and not (leaf.is_floating_point() or leaf.is_complex()):
+            raise OperandError(
+                "integers have no mean of their own dtype",
+                path=path,
+                got=leaf.dtype,
+                fix="pass dtype=torch.float32",
+            )
+    total = _folded(td, dim, keepdim=keepdim, dtype=dtype)
+    count = builtins.sum([leaf.numel() for leaf in td._leaves])
+    rows = max(td.numel(), 1) if dim == "feature" else 1
+    return total / (count // rows)
 
 
 def _reduced(
@@ -168,20 +178,27 @@ def _over(
     return zip_leaves(td._schema, (td._leaves, dims), one)
 
 
-def _folded(td: Node, dim: Any) -> torch.Tensor:
-    """Return the sum of all leaves of a tree that is reduced to one shape."""
-    if dim is not None and dim != "feature":
+def _folded(
+    td: Node, dim: Any, *, keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """Return the sum over all leaves, and over dims as `sum` says."""
+    if keepdim or (dim is not None and dim != "feature"):
         raise OperandError(
-            "leaves with feature dims can not be folded into one tensor",
-            expected='dim=None or dim="feature" with reduce=True',
-            got=f"dim={dim!r}",
-            fix=f'td.sum("feature", reduce=True).sum({dim!r})',
+            "leaves of different shapes can not be folded into one tensor",
+            expected='dim=None or dim="feature" with reduce=True, without keepdim',
+            got=f"dim={dim!r}, keepdim={keepdim}",
+            fix='td.sum("feature", reduce=True).sum(dim) sums over batch dims too',
         )
     if not td._leaves:
         raise OperandError("there is no leaf to reduce", expected="at least one leaf")
     if dim is None:
-        return torch.stack(td._leaves).sum(0)
-    total = td._leaves[0]
-    for leaf in td._leaves[1:]:
-        total = total + leaf
+        parts = map_leaves(td._schema, td._leaves, lambda x: x.sum(dtype=dtype))
+        return torch.stack(parts).sum(0)
+    # All that is behind the batch of the root, surplus dims of nested nodes included.
+    dims = len(td.batch_size)
+    behind = [range(dims, leaf.dim()) for leaf in td._leaves]
+    parts = _over(td, torch.sum, behind, dtype, keepdim=False)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
     return total

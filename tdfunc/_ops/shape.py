@@ -311,6 +311,8 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
             expected="at least as many dims, equal where the size is not 1",
             got=wanted,
         )
+    if torch.Size(target) == size:
+        return td
     ranks = td._schema.ranks()
     wide = {rank: (*target, *(-1,) * rank) for rank in set(ranks)}
     rows = zip(td._leaves, ranks, strict=True)

@@ -32,7 +32,8 @@ def from_module(
     """Return the parameters and buffers of a module as a nested tree.
 
     Names nest as the modules do: ``"0.weight"`` becomes ``("0", "weight")``. A tensor
-    that occurs twice (tied weights) is one tensor under both paths.
+    that occurs twice (tied weights, a module used twice) is one leaf, under the first
+    of its names; `functional_call` puts it in all its places.
 
     Args:
         module: the module; it is not changed.
@@ -59,11 +60,10 @@ def from_module(
         raise OptionError("params_only and buffers_only exclude each other")
     named: dict[str, torch.Tensor] = {}
     if not buffers_only:
-        named.update(module.named_parameters(remove_duplicate=False))
+        named.update(module.named_parameters())
     if not params_only:
-        named.update(module.named_buffers(remove_duplicate=False))
+        named.update(module.named_buffers())
     nested: dict[str, Any] = {}
-    tied: dict[int, torch.Tensor] = {}
     for name, tensor in named.items():
         *above, last = name.split(".")
         if nn.parameter.is_lazy(tensor):
@@ -72,14 +72,10 @@ def from_module(
                 path=(*above, last),
                 fix="run the module once on an input",
             )
-        leaf = tied.get(id(tensor))
-        if leaf is None:
-            leaf = tensor.detach().clone() if copy else tensor.detach()
-            tied[id(tensor)] = leaf
         node = nested
         for key in above:
             node = node.setdefault(key, {})
-        node[last] = leaf
+        node[last] = tensor.detach().clone() if copy else tensor.detach()
     part = assemble(nested, torch.Size(), Node._plain)
     return make(part.kid, part.leaves, NO_STATICS, torch.Size(), None)  # pyright: ignore[reportArgumentType]
 

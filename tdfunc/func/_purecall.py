@@ -14,15 +14,20 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict, defaultdict
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import CellType, FunctionType, MethodType, NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.nn.utils import parametrize
 
-from tdfunc._core._torch import is_compiling, pytree
+from tdfunc._core._torch import (
+    inside_transform,
+    is_compiling,
+    parametrize_caches,
+    pytree,
+    traced_inline,
+)
 from tdfunc.errors import InvalidLeafError, MissingKeyError, OptionError, nearest
 
 if TYPE_CHECKING:
@@ -30,42 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["call_pure"]
 
-_TargetT = TypeVar("_TargetT")
 
-_functorch: Any = getattr(torch._C, "_functorch", None)
-_stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
-_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-
-
-def _in_transform() -> bool:
-    """Return whether a transform of torch.func runs, in compiled code too.
-
-    Dynamo can ask how many there are, but not on which level.
-    """
-    return _stack_depth is None or _stack_depth() > 0
-
-
-def _inlined(target: _TargetT) -> _TargetT:
-    """Let Dynamo trace `target` within its caller only, never as a frame of its own.
-
-    What it can not trace to the end it runs in Python, and then it compiles the
-    frames that are called from there one by one. These share dicts that are the
-    attributes of objects too, which Dynamo does not see, and results would be wrong.
-    """
-    if not hasattr(_frames, "set_code_exec_strategy"):
-        return target
-    skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
-    functions = vars(target).values() if isinstance(target, type) else (target,)
-    codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
-    while codes:
-        code = codes.pop()
-        strategy = _frames._FrameExecStrategy(skip, default)
-        _frames.set_code_exec_strategy(code, strategy)
-        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
-    return target
-
-
-@_inlined
+@traced_inline
 def call_pure(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
@@ -188,7 +159,7 @@ class _Buffer(NamedTuple):
     trains: bool  # whether forward may write values of the current transform into it
 
 
-@_inlined
+@traced_inline
 class _Job:
     """The making of one structural copy, for one call.
 
@@ -401,7 +372,7 @@ class _Job:
         None if no buffer has to be expanded. Added to an unbatched tensor it makes
         a batched copy, in operations that Dynamo can trace too.
         """
-        if not _in_transform():
+        if not inside_transform():
             return None
         values = (_mapped_value(slot) for slot in self.buffers)
         device = next((v.device for v in values if v is not None), None)
@@ -561,7 +532,7 @@ class _Job:
         return result
 
 
-@_inlined
+@traced_inline
 def _decorated_methods(cls: type[nn.Module]) -> list[str]:
     found: list[str] = []
     for base in cls.__mro__:
@@ -579,7 +550,7 @@ def _decorated_methods(cls: type[nn.Module]) -> list[str]:
     return found
 
 
-@_inlined
+@traced_inline
 def _tuple_by_index(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the defaults of a function that Dynamo puts into the graph as it is.
 
@@ -593,7 +564,7 @@ def _tuple_by_index(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(copied)
 
 
-@_inlined
+@traced_inline
 def _mapped_value(slot: _Buffer) -> Tensor | None:
     """Return the value of a buffer that forward may write mapped values into."""
     value = slot.own if slot.given is None else slot.given
@@ -607,14 +578,14 @@ def _mapped_value(slot: _Buffer) -> Tensor | None:
     return None
 
 
-@_inlined
+@traced_inline
 def _clone(slot: _Buffer, value: Tensor, zero: Tensor | None) -> Tensor:
     if zero is not None and _mapped_value(slot) is not None:
         return value + zero.to(value.device, value.dtype)
     return value.clone()
 
 
-@_inlined
+@traced_inline
 def _set_flat_weights(own: dict[str, Any], attributes: dict[str, Any]) -> None:
     """Give the copy of a recurrent module its list of weights.
 
@@ -634,14 +605,14 @@ def _set_flat_weights(own: dict[str, Any], attributes: dict[str, Any]) -> None:
     ]
 
 
-@_inlined
+@traced_inline
 def _tensor_keys(module: nn.Module) -> list[str]:
     own = module.__dict__
     parameters = [key for key, value in own["_parameters"].items() if value is not None]
     return [*parameters, *own["_buffers"]]
 
 
-@_inlined
+@traced_inline
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:
     found: nn.Module | None = module
     for key in path.split(".") if path else ():
@@ -651,7 +622,7 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
     return found
 
 
-@_inlined
+@traced_inline
 def _is_special(cls: type[nn.Module], prefix: str) -> bool:
     """Return whether the copies of a class need more; raise if they would not work."""
     if issubclass(cls, torch.jit.ScriptModule):
@@ -670,7 +641,7 @@ def _is_special(cls: type[nn.Module], prefix: str) -> bool:
     return issubclass(cls, (nn.RNNBase, nn.Embedding, nn.EmbeddingBag))
 
 
-@_inlined
+@traced_inline
 def _compiled_module(prefix: str) -> OptionError:
     return OptionError(
         f"{_place(prefix)} is compiled: the compiled code calls the original",
@@ -679,7 +650,7 @@ def _compiled_module(prefix: str) -> OptionError:
     )
 
 
-@_inlined
+@traced_inline
 def _uninitialized(name: str) -> OptionError:
     return OptionError(
         f"the parameter or buffer {name!r} is not initialised yet",
@@ -687,11 +658,11 @@ def _uninitialized(name: str) -> OptionError:
     )
 
 
-@_inlined
+@traced_inline
 def _check_parametrizations(prefix: str) -> None:
     # Torch keeps the cache by the id of the original, so that the copy would compute
     # with, or leave behind, the weights of another call.
-    if getattr(parametrize, "_cache_enabled", 0):
+    if parametrize_caches():
         raise OptionError(
             f"{_place(prefix)} is parametrized while parametrizations are cached, and "
             f"torch caches them for the original",
@@ -699,6 +670,6 @@ def _check_parametrizations(prefix: str) -> None:
         )
 
 
-@_inlined
+@traced_inline
 def _place(prefix: str) -> str:
     return f"submodule {prefix[:-1]!r}" if prefix else "the module"

@@ -71,7 +71,7 @@ def assert_pure(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     return result
 
 
-def assert_equal(  # noqa: PLR0913 - one switch for each thing that may differ
+def assert_equal(
     a: Node,
     b: Node,
     *,
@@ -273,7 +273,9 @@ def _faults(td: Node) -> Iterator[str]:
             path = (*node.path, key)
             lo, slo = node.lo + lo, node.slo + slo
             if isinstance(kid, Schema):
-                below = _At(path, kid, lo, slo, _size_below(node, kid, leaves[lo:], surplus))
+                below = _At(
+                    path, kid, lo, slo, _size_below(node, kid, leaves[lo:], surplus)
+                )
                 pending.append(below)
                 yield from _read_faults(td, below)
             elif kid == STATIC:

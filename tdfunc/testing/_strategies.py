@@ -107,7 +107,9 @@ def keys(*, odd: bool = True) -> SearchStrategy[str]:
     plain = st.sampled_from(_PLAIN_KEYS)
     if not odd:
         return plain
-    return st.one_of(plain, plain, st.sampled_from(_ODD_KEYS), st.text(min_size=1, max_size=3))
+    return st.one_of(
+        plain, plain, st.sampled_from(_ODD_KEYS), st.text(min_size=1, max_size=3)
+    )
 
 
 def batch_sizes(
@@ -731,9 +733,7 @@ def _draw_slice(
     return slice(draw(edges), draw(edges), draw(steps)), 1
 
 
-def _draw_int(
-    draw: DrawFn, size: torch.Size, how: _Advanced | None
-) -> tuple[Any, int]:
+def _draw_int(draw: DrawFn, size: torch.Size, how: _Advanced | None) -> tuple[Any, int]:
     st = _load()
     number = draw(st.integers(-size[0], size[0] - 1))
     kinds: list[Callable[[int], Any]] = [int]

@@ -183,7 +183,9 @@ def test_a_leaf_is_never_broadcast_to_the_batch(shape: Any, fit: list[int]) -> N
     assert f"batch_size={fit} fits this leaf" in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [torch.tensor(1.0), 1.0, True, np.float32(1)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [torch.tensor(1.0), 1.0, True, np.float32(1)], ids=repr
+)
 def test_a_scalar_in_a_batched_tree_is_told_to_expand(value: Any) -> None:
     with pytest.raises(BatchSizeError, match=r"got shape \[\]") as caught:
         TensorDict({"x": value}, 3)
@@ -313,7 +315,9 @@ def test_other_values_are_statics_and_read_as_the_very_object(value: Any) -> Non
         assert TensorDict({}, batch).set("v", value)["v"] is value
 
 
-@pytest.mark.parametrize("value", [[1, "a"], {}, {"a": 1}, 1, 1.5, [], ramp(2)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [[1, "a"], {}, {"a": 1}, 1, 1.5, [], ramp(2)], ids=repr
+)
 def test_non_tensor_data_keeps_any_value_as_one_static(value: Any) -> None:
     td = TensorDict({"v": NonTensorData(value), "n": {"v": NonTensorData(value)}}, 7)
     assert td["v"] is value
@@ -323,7 +327,9 @@ def test_non_tensor_data_keeps_any_value_as_one_static(value: Any) -> None:
     assert td.keys(True) == ("v", "n", ("n", "v"))
 
 
-@pytest.mark.parametrize("value", [["a", "b"], ["a", 1], [None], [ramp(2)], [[{}]]], ids=repr)
+@pytest.mark.parametrize(
+    "value", [["a", "b"], ["a", 1], [None], [ramp(2)], [[{}]]], ids=repr
+)
 def test_a_list_of_other_things_than_numbers_is_ambiguous(value: Any) -> None:
     for build in (
         lambda: TensorDict({"n": {"q": value}}, 2),
@@ -350,7 +356,9 @@ def test_numbers_that_make_no_tensor_say_where(value: Any) -> None:
     assert "NonTensorData(value)" in text
 
 
-@pytest.mark.parametrize("source", [1, "text", ["a"], [("a", 1)], ramp(2), object], ids=repr)
+@pytest.mark.parametrize(
+    "source", [1, "text", ["a"], [("a", 1)], ramp(2), object], ids=repr
+)
 def test_a_source_that_is_no_mapping_is_refused(source: Any) -> None:
     for build in (TensorDict, TensorDict.from_dict, tdfunc.from_dict):
         with pytest.raises(InvalidLeafError) as caught:
@@ -377,7 +385,9 @@ def test_a_mapping_that_contains_itself_says_where() -> None:
     for build in (TensorDict, tdfunc.from_dict, TensorDict({"a": 1}).update):
         with pytest.raises(StructureError, match=r"contains itself - at td\['me'"):
             build(loop)
-        with pytest.raises(ValueError, match=r"contains itself - at td\['n', 'm', 'back'"):
+        with pytest.raises(
+            ValueError, match=r"contains itself - at td\['n', 'm', 'back'"
+        ):
             build(far)
 
 
@@ -389,7 +399,9 @@ def test_one_mapping_in_two_places_is_fine() -> None:
 
 def test_a_tree_of_other_things_than_tensors_can_not_be_nested() -> None:
     names = torch.utils._pytree.tree_map(str, TensorDict({"x": ramp(2)}, 2))
-    with pytest.raises(InvalidLeafError, match=r"td\['n'\].*expected tensors - got str"):
+    with pytest.raises(
+        InvalidLeafError, match=r"td\['n'\].*expected tensors - got str"
+    ):
         TensorDict({"n": names})
 
 
@@ -398,7 +410,12 @@ def test_a_tree_of_other_things_than_tensors_can_not_be_nested() -> None:
 
 def test_device_moves_every_leaf() -> None:
     td = TensorDict(
-        {"x": ramp(2), "n": {"y": [1, 2]}, "t": TensorDict({"z": ramp(2)}, 2), "s": "a"},
+        {
+            "x": ramp(2),
+            "n": {"y": [1, 2]},
+            "t": TensorDict({"z": ramp(2)}, 2),
+            "s": "a",
+        },
         2,
         device="meta",
     )
@@ -496,7 +513,9 @@ def test_from_dict_takes_a_batch_size_a_device_and_names() -> None:
     assert tdfunc.from_dict({"x": ramp(2, 3)}).batch_size == Size(())
 
 
-@pytest.mark.parametrize("options", [{"auto_batch_size": True}, {"batch_dims": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"auto_batch_size": True}, {"batch_dims": 1}], ids=str
+)
 @pytest.mark.parametrize("size", [[2], [], 0])
 def test_from_dict_refuses_a_batch_size_that_is_also_to_be_inferred(
     size: Any, options: Any

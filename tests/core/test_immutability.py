@@ -115,7 +115,9 @@ def test_any_other_in_place_name_drops_its_underscore(name: str) -> None:
 
 
 def test_an_unknown_attribute_names_the_nearest() -> None:
-    with pytest.raises(PureNameError, match="no attribute 'reshap' .nearest: .*'reshape'"):
+    with pytest.raises(
+        PureNameError, match="no attribute 'reshap' .nearest: .*'reshape'"
+    ):
         tree().reshap  # pyright: ignore[reportAttributeAccessIssue]
 
 

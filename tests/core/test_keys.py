@@ -93,7 +93,12 @@ def test_a_part_of_a_path_that_is_no_string_is_named(path: Any) -> None:
 def test_nested_tuples_are_one_path() -> None:
     x = ramp(2)
     td = TensorDict({"a": {"b": {"c": x}}})
-    for path in (("a", "b", "c"), (("a", "b"), "c"), ("a", ("b", ("c",))), (("a",), "b", "c")):
+    for path in (
+        ("a", "b", "c"),
+        (("a", "b"), "c"),
+        ("a", ("b", ("c",))),
+        (("a",), "b", "c"),
+    ):
         assert td[path] is x
         assert td.get(path) is x
         assert path in td
@@ -115,7 +120,16 @@ def test_a_dotted_key_is_one_key() -> None:
 
 
 def test_keys_equal_to_names_of_methods_are_entries_like_others() -> None:
-    names = ["keys", "items", "set", "batch_size", "shape", "_schema", "__class__", "sum"]
+    names = [
+        "keys",
+        "items",
+        "set",
+        "batch_size",
+        "shape",
+        "_schema",
+        "__class__",
+        "sum",
+    ]
     td = TensorDict({name: torch.tensor(i) for i, name in enumerate(names)})
     assert [td[name].item() for name in names] == list(range(len(names)))
     assert td.keys() == tuple(names)

@@ -33,7 +33,9 @@ SHORT = {
 
 def test_the_compact_form_is_one_line_with_sorted_fields() -> None:
     td = TensorDict({"pos": ramp(5, 3), "hidden": ramp(5, 4)}, 5)
-    assert repr(td) == "TensorDict(batch_size=[5], fields={hidden: f32[4], pos: f32[3]})"
+    assert (
+        repr(td) == "TensorDict(batch_size=[5], fields={hidden: f32[4], pos: f32[3]})"
+    )
     assert str(td) == repr(td)
 
 

@@ -166,7 +166,9 @@ def test_what_a_structure_remembers_is_bounded() -> None:
         td.set("x", ramp(3, *[1] * (i % 7)))
         pytree.tree_map(lambda x, i=i: x.reshape(*x.shape, *[1] * (i % 11)), td)
     schema = schema_of(td)
-    memory = [getattr(schema, name) for name in Schema.__slots__ if name != "__weakref__"]
+    memory = [
+        getattr(schema, name) for name in Schema.__slots__ if name != "__weakref__"
+    ]
     for value in memory:
         if isinstance(value, dict):
             assert len(value) <= 64

@@ -17,7 +17,16 @@ from tdfunc.errors import (
     OptionError,
     PathThroughLeafError,
 )
-from tests.cases import Case, cases, check, fingerprint, leaves_of, ramp, same, statics_of
+from tests.cases import (
+    Case,
+    cases,
+    check,
+    fingerprint,
+    leaves_of,
+    ramp,
+    same,
+    statics_of,
+)
 
 Size = torch.Size
 

@@ -37,21 +37,50 @@ INDICES: dict[tuple[int, ...], list[Any]] = {
         *((..., 1), (1, ...), (..., None), (None, ..., None), (1, ..., None)),
         *((None, 1, ..., None), (..., slice(None, 2), None, None), (None, None, 0)),
         *(([0, 1], [2, 3]), ((0, 1), (0, 1)), ((0, 1), [0, 1]), ((0, 1), slice(1, 3))),
-        *(([0, 1], slice(None)), (slice(None), [0, 1, 1]), ([0], [1, 2]), (T([[0], [1]]), T([0, 1]))),
+        *(
+            ([0, 1], slice(None)),
+            (slice(None), [0, 1, 1]),
+            ([0], [1, 2]),
+            (T([[0], [1]]), T([0, 1])),
+        ),
         *((1, [0, 2]), ([0, 2], 1), (range(2), range(2)), (range(3), 0)),
         *((np.array([0, 2]), np.array([1, 1])), (np.array([[0], [2]]), [0, 1, 2])),
         *(([0, 1], None, [0, 1]), (None, [0, 1], [0, 1]), ([0, 1], [0, 1], None)),
-        *(([0, 1], None), (None, [0, 1]), (slice(0, 2), None, [1, 2]), ([1, 2], None, slice(0, 2))),
-        *(torch.eye(3, 4) > 0, torch.eye(3, 4, dtype=torch.bool).numpy(), torch.zeros(3, 4, dtype=torch.bool)),
+        *(
+            ([0, 1], None),
+            (None, [0, 1]),
+            (slice(0, 2), None, [1, 2]),
+            ([1, 2], None, slice(0, 2)),
+        ),
+        *(
+            torch.eye(3, 4) > 0,
+            torch.eye(3, 4, dtype=torch.bool).numpy(),
+            torch.zeros(3, 4, dtype=torch.bool),
+        ),
         *([[True, False, True, False]] * 3,),
         *((T([True, False, True]), 1), (T([True, False, True]), slice(1, 3))),
-        *((slice(None), T([True, False, True, True])), (1, T([True, False, False, True]))),
-        *((T([True, False, True]), T([0, 1])), (T([True, True, False]), T([True, False, False, True]))),
+        *(
+            (slice(None), T([True, False, True, True])),
+            (1, T([True, False, False, True])),
+        ),
+        *(
+            (T([True, False, True]), T([0, 1])),
+            (T([True, True, False]), T([True, False, False, True])),
+        ),
         *((..., T([True, False, True, False])), (T([False, True, True]), ...)),
         *((True, 1), (1, True), (False, ..., 1), (T(True), slice(None), 1)),
         *((True, [0, 1]), ([0, 1], True), (slice(None), True, [0, 1])),
-        *(([[0, 1], [1, 2]], [[0, 0], [3, 3]]), (((0, 1), (1, 2)), 0), (((0, 1),), [1, 2])),
-        *((0, None, 1), (0, None, ..., 1), (slice(None), 0, None), (T([], dtype=torch.long), 0)),
+        *(
+            ([[0, 1], [1, 2]], [[0, 0], [3, 3]]),
+            (((0, 1), (1, 2)), 0),
+            (((0, 1),), [1, 2]),
+        ),
+        *(
+            (0, None, 1),
+            (0, None, ..., 1),
+            (slice(None), 0, None),
+            (T([], dtype=torch.long), 0),
+        ),
     ],
     (5, 3, 4, 6, 7): [
         (slice(2, None), [[[0, 1]]], slice(None, 3), 0),
@@ -79,7 +108,18 @@ INDICES: dict[tuple[int, ...], list[Any]] = {
         (0, True, [0, 1], slice(None), [2, 3]),
         (T(0), slice(None), T(1), slice(None), [1, 2]),
     ],
-    (): [(), ..., None, (None, None), (..., None), True, False, T(True), T(False), (True, None)],
+    (): [
+        (),
+        ...,
+        None,
+        (None, None),
+        (..., None),
+        True,
+        False,
+        T(True),
+        T(False),
+        (True, None),
+    ],
     (0,): [slice(None), [], None, T([], dtype=torch.bool), range(0), slice(3, 5)],
     (2, 0, 3): [0, (..., 1), (slice(None), [], 0), (0, slice(None), [0, 1]), None],
     (1, 2): [T([[True, False]]), [[True, False]], (0, 1), ([0], [True, False])],
@@ -178,9 +218,15 @@ def test_ints_slices_and_none_are_views_and_lists_are_copies() -> None:
     x = ramp(3, 4)
     td = TensorDict({"x": x}, (3, 4))
     for index in (1, slice(1, None), None, ..., (1, None), (slice(None), 2)):
-        assert td[index]["x"].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert (
+            td[index]["x"].untyped_storage().data_ptr()
+            == x.untyped_storage().data_ptr()
+        )
     for index in ([0, 1], x > 3):
-        assert td[index]["x"].untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+        assert (
+            td[index]["x"].untyped_storage().data_ptr()
+            != x.untyped_storage().data_ptr()
+        )
 
 
 def test_a_tuple_of_tuples_picks_elements_as_torch_does() -> None:
@@ -220,7 +266,9 @@ def test_a_mask_of_two_dims_joins_them() -> None:
     assert td[[[True, False]]]["x"].tolist() == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("leaves", [{}, {"x": ramp(3)}, {"x": ramp(3), "y": ramp(3, 2)}])
+@pytest.mark.parametrize(
+    "leaves", [{}, {"x": ramp(3)}, {"x": ramp(3), "y": ramp(3, 2)}]
+)
 def test_a_byte_tensor_is_a_mask_as_in_torch(leaves: dict[str, torch.Tensor]) -> None:
     out = TensorDict(leaves, 3)[T([1, 0, 1], dtype=torch.uint8)]
     check(out, (2,), {(key,): x[[0, 2]] for key, x in leaves.items()})
@@ -341,14 +389,18 @@ def test_a_row_out_of_range_says_the_range(index: Any) -> None:
     assert "batch_size=[3, 4]" in text
 
 
-@pytest.mark.parametrize("leaves", [{}, {"x": ramp(3, 4)}, {"x": ramp(3), "y": ramp(3)}])
+@pytest.mark.parametrize(
+    "leaves", [{}, {"x": ramp(3, 4)}, {"x": ramp(3), "y": ramp(3)}]
+)
 @pytest.mark.parametrize("index", [[0, 3], T([3]), T([-4]), T(3), range(4)])
 def test_a_list_out_of_range_is_an_index_error(index: Any, leaves: Any) -> None:
     with pytest.raises(TreeIndexError, match="does not fit the batch|out of range"):
         TensorDict(leaves, 3)[index]
 
 
-@pytest.mark.parametrize("leaves", [{}, {"x": ramp(3, 4)}, {"x": ramp(3), "y": ramp(3)}])
+@pytest.mark.parametrize(
+    "leaves", [{}, {"x": ramp(3, 4)}, {"x": ramp(3), "y": ramp(3)}]
+)
 @pytest.mark.parametrize(
     "mask", [[True, False], T([True] * 4), np.ones(2, bool), T([True])], ids=str
 )

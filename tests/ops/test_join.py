@@ -84,8 +84,12 @@ def test_stack_of_unbind_and_cat_of_rows_are_the_tree(case: Case) -> None:
 
 
 def test_key_order_does_not_matter_and_is_that_of_the_first() -> None:
-    a = TensorDict({"x": ramp(2), "y": ramp(2) + 2, "n": {"p": ramp(2), "q": ramp(2)}}, 2)
-    b = TensorDict({"n": {"q": ramp(2), "p": ramp(2)}, "y": ramp(2) + 3, "x": ramp(2)}, 2)
+    a = TensorDict(
+        {"x": ramp(2), "y": ramp(2) + 2, "n": {"p": ramp(2), "q": ramp(2)}}, 2
+    )
+    b = TensorDict(
+        {"n": {"q": ramp(2), "p": ramp(2)}, "y": ramp(2) + 3, "x": ramp(2)}, 2
+    )
     for out in (tdfunc.stack([a, b]), tdfunc.cat([a, b])):
         assert out.keys() == ("x", "y", "n")
     assert same(tdfunc.stack([a, b])["y"], torch.stack([ramp(2) + 2, ramp(2) + 3]))
@@ -231,7 +235,9 @@ def test_nothing_one_tree_and_other_things_are_refused(join: Any) -> None:
     td = TensorDict({"x": ramp(2)}, 2)
     with pytest.raises(OperandError, match="nothing to join"):
         join([])
-    with pytest.raises(OperandError, match=r"a list or tuple of trees.*pass \[td, ...\]"):
+    with pytest.raises(
+        OperandError, match=r"a list or tuple of trees.*pass \[td, ...\]"
+    ):
         join(td)
     with pytest.raises(OperandError, match="argument 1 is no tree.*got Tensor"):
         join([td, ramp(2)])

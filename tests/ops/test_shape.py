@@ -113,7 +113,13 @@ def test_transpose_is_torchs_for_every_pair(case: Case) -> None:
 def test_expand_is_torchs_in_front_and_of_ones(case: Case) -> None:
     td, dims = case.tree, len(case.batch)
     grown = tuple(4 if n == 1 else n for n in case.batch)
-    for shape in (case.batch, (3, *case.batch), (2, 1, *case.batch), grown, (2, *grown)):
+    for shape in (
+        case.batch,
+        (3, *case.batch),
+        (2, 1, *case.batch),
+        grown,
+        (2, *grown),
+    ):
         expected = case.mapped(lambda x, s=shape: x.expand((*s, *x.shape[dims:])))
         for out in (td.expand(*shape), td.expand(shape)):
             check(out, shape, expected, case.statics)
@@ -121,7 +127,9 @@ def test_expand_is_torchs_in_front_and_of_ones(case: Case) -> None:
     assert td.expand(kept).batch_size == Size((5, *case.batch))
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 4), (4, 2), (-1, 2, 3), (2, 3, 1), (-2, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(3,), (2, 4), (4, 2), (-1, 2, 3), (2, 3, 1), (-2, 3)], ids=str
+)
 def test_expand_to_what_does_not_fit_says_both(shape: Any) -> None:
     td = TensorDict({"x": ramp(2, 3)}, (2, 3))
     for tree in (td, td.select()):
@@ -236,7 +244,9 @@ def test_a_new_dim_may_stand_one_further() -> None:
 def test_a_tree_without_batch_dims_has_no_dim() -> None:
     td = TensorDict({"x": ramp(2)})
     for use in (td.squeeze, td.unbind, td.sum, lambda d: td.cat([td], d)):
-        with pytest.raises(ShapeError, match=r"a tree with batch dims, not batch_size=\[\]"):
+        with pytest.raises(
+            ShapeError, match=r"a tree with batch dims, not batch_size=\[\]"
+        ):
             use(0)
 
 
@@ -251,14 +261,18 @@ def test_a_dim_of_another_kind_is_named(dim: Any) -> None:
 
 def test_a_name_that_no_dim_has_lists_the_names() -> None:
     td = TensorDict({"x": ramp(2, 3)}, (2, 3), names=["t", "env"])
-    with pytest.raises(ShapeError, match=r"no batch dim is named 'time'.*\('t', 'env'\)"):
+    with pytest.raises(
+        ShapeError, match=r"no batch dim is named 'time'.*\('t', 'env'\)"
+    ):
         td.unbind("time")
 
 
 @pytest.mark.parametrize("dims", [(0,), (0, 0), (0, 1, 1), ()], ids=str)
 def test_permute_takes_every_dim_once(dims: Any) -> None:
     td = TensorDict({"x": ramp(2, 3)}, (2, 3))
-    with pytest.raises(ShapeError, match="permute takes every batch dim once") as caught:
+    with pytest.raises(
+        ShapeError, match="permute takes every batch dim once"
+    ) as caught:
         td.permute(dims)
     assert "expected an order of [0, 1]" in str(caught.value)
     assert f"got {list(dims)}" in str(caught.value)
