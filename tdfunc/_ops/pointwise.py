@@ -159,7 +159,9 @@ def _padded(
         return leaves
     out: list[Any] = []
     for leaf, own, want in zip(leaves, segments, wanted, strict=True):
-        if own == want:
+        # A leaf without dims broadcasts as it is; padded, torch would give its dtype
+        # more say in the promotion.
+        if own == want or leaf.dim() == 0:
             out.append(leaf)
             continue
         shape: list[int] = []

@@ -187,7 +187,7 @@ def _folded(
             "leaves of different shapes can not be folded into one tensor",
             expected='dim=None or dim="feature" with reduce=True, without keepdim',
             got=f"dim={dim!r}, keepdim={keepdim}",
-            fix='td.sum("feature", reduce=True).sum(dim) sums over batch dims too',
+            fix=f'td.sum("feature", reduce=True).sum({dim!r})',
         )
     if not td._leaves:
         raise OperandError("there is no leaf to reduce", expected="at least one leaf")

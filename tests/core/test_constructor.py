@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import datetime
+import datetime as dt
 import enum
 import types
 from typing import Any, NamedTuple
@@ -297,7 +297,7 @@ class Point(NamedTuple):
 
 STATIC_VALUES = [
     *("text", "", b"bytes", None, Color.RED, Level.LOW, Point(1.0, 2.0), ()),
-    *(("a", 1), {1, 2}, object(), len, int, datetime.date(2020, 1, 2), ...),
+    *(("a", 1), {1, 2}, object(), len, int, dt.date(2020, 1, 2), ...),
     *(np.array(["a", "b"]), np.str_("a"), np.datetime64("2020-01-01")),
     np.zeros(2, dtype=[("a", float)]),
     slice(1, 2),

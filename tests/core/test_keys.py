@@ -173,9 +173,9 @@ def test_a_path_through_a_leaf_names_the_leaf() -> None:
     td = TensorDict({"n": {"x": torch.zeros(2), "s": "text"}})
     for use in (
         lambda path: td[path],
-        lambda path: td.get(path),
+        td.get,
         lambda path: td.set(path, 1),
-        lambda path: td.drop(path),
+        td.drop,
     ):
         for key, kind in (("x", "a tensor"), ("s", "a static value")):
             with pytest.raises(PathThroughLeafError) as caught:

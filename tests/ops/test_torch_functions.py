@@ -139,12 +139,12 @@ def test_a_parameter_is_a_tensor_on_the_left_too() -> None:
     "use",
     [
         torch.fft.fft,
-        lambda t: torch.linalg.norm(t),
+        torch.linalg.norm,
         lambda t: torch.matmul(t, t),
-        lambda t: torch.nn.functional.relu(t),
+        torch.nn.functional.relu,
         lambda t: torch.zeros(2, 3).copy_(t),
         lambda t: torch.zeros(2, 3).add_(t),
-        lambda t: torch.relu(t),
+        torch.relu,
     ],
     ids=["fft", "norm", "matmul", "relu", "copy_", "add_", "torch.relu"],
 )
