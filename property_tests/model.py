@@ -32,6 +32,24 @@ DTYPES = (
 COMPLEX_HALF = "ignore:ComplexHalf support is experimental:UserWarning"
 
 
+@dataclass(frozen=True)
+class Named:
+    """A function that prints as its name, so that failing examples read well."""
+
+    name: str
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def named(table: dict[str, Callable[..., Any]]) -> list[Named]:
+    return [Named(name, fn) for name, fn in table.items()]
+
+
 @dataclass
 class Model:
     """One node: tensors, models of nested nodes, and statics wrapped."""

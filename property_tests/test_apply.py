@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "new feature dim": lambda x: x.unsqueeze(-1),
     "stack features": lambda x: torch.stack([x, x], -1),
 }
-functions = st.sampled_from(sorted(FUNCTIONS)).map(FUNCTIONS.__getitem__)
+functions = st.sampled_from(m.named(FUNCTIONS))
 
 
 def assert_leaves(expected: dict[m.Path, torch.Tensor], td: TensorDict) -> None:

@@ -65,7 +65,7 @@ class Case:
     @property
     def batches(self) -> dict[Path, tuple[int, ...]]:
         """The batch size of every node by path, the root's at ``()``."""
-        found = {(): self.batch}
+        found: dict[Path, tuple[int, ...]] = {(): self.batch}
         for path, value in walk(self.entries):
             if isinstance(value, Wider):
                 found[path] = value.batch

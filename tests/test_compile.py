@@ -4,6 +4,9 @@ What is expected is what the same function gives in eager mode; other tests hold
 that against torch.
 """
 
+# A transform is applied inside what is compiled, not before it:
+# ruff: noqa: PLW0108
+
 from __future__ import annotations
 
 import functools
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Size = torch.Size
+# torch's stubs know tensors only.
+torch_stack: Any = torch.stack
+torch_cat: Any = torch.cat
 
 pytestmark = [
     # torch's own, at its first use of each.
@@ -175,8 +181,8 @@ OPERATIONS: dict[str, Callable[[TensorDict], Any]] = {
     # Join
     "stack": lambda t: tdfunc.stack([t, t * 2], 1),
     "cat": lambda t: tdfunc.cat([t, t * 2], 1),
-    "torch.stack": lambda t: torch.stack([t, t * 2]),
-    "torch.cat": lambda t: torch.cat([t, t * 2], dim=-1),
+    "torch.stack": lambda t: torch_stack([t, t * 2]),
+    "torch.cat": lambda t: torch_cat([t, t * 2], dim=-1),
     # Arithmetic
     **{
         f"{name} a number": functools.partial(lambda t, op: op(t, 2), op=op)
@@ -221,22 +227,22 @@ OPERATIONS: dict[str, Callable[[TensorDict], Any]] = {
         [x * 2 for x in pytree.tree_leaves(t)], pytree.tree_structure(t)
     ),
     # Transforms
-    "vmap": vmap(lambda s: s * 2),
-    "vmap over dim 1": vmap(lambda s: s * 2, 1, 1),
-    "vmap with out_dims 1": vmap(lambda s: s * 2, out_dims=1),
-    "nested vmap": vmap(vmap(lambda s: s["a"] + s["b"].sum())),
-    "nested vmap of trees": vmap(vmap(lambda s: s * 2)),
-    "vmap with chunks": vmap(lambda s: s * 2, chunk_size=1),
-    "vmap that sets": vmap(lambda s: s.set("new", s["a"] + 1)),
+    "vmap": lambda t: vmap(lambda s: s * 2)(t),
+    "vmap over dim 1": lambda t: vmap(lambda s: s * 2, 1, 1)(t),
+    "vmap with out_dims 1": lambda t: vmap(lambda s: s * 2, out_dims=1)(t),
+    "nested vmap": lambda t: vmap(vmap(lambda s: s["a"] + s["b"].sum()))(t),
+    "nested vmap of trees": lambda t: vmap(vmap(lambda s: s * 2))(t),
+    "vmap with chunks": lambda t: vmap(lambda s: s * 2, chunk_size=1)(t),
+    "vmap that sets": lambda t: vmap(lambda s: s.set("new", s["a"] + 1))(t),
     "vmap of two": lambda t: vmap(torch.add, (0, None))(t["a"], ROWS.float()),
-    "grad": grad(lambda s: (s * s).sum(reduce=True)),
-    "grad_and_value with aux": grad_and_value(
+    "grad": lambda t: grad(lambda s: (s * s).sum(reduce=True))(t),
+    "grad_and_value with aux": lambda t: grad_and_value(
         lambda s: ((s * s).sum(reduce=True), s * 2), has_aux=True
-    ),
-    "vmap of grad": vmap(grad(lambda s: (s**3).sum(reduce=True))),
+    )(t),
+    "vmap of grad": lambda t: vmap(grad(lambda s: (s**3).sum(reduce=True)))(t),
     "vjp": lambda t: vjp(lambda s: s * s, t)[1](t),
     "jvp": lambda t: jvp(lambda s: s * s, (t,), (t,)),
-    "jacrev": jacrev(lambda s: s["a"] * s["n", "c"].sum()),
+    "jacrev": lambda t: jacrev(lambda s: s["a"] * s["n", "c"].sum())(t),
     "jacrev of a tree": lambda t: jacrev(lambda s: s * s)(t.select("a", "n")),
     "jacfwd": lambda t: jacfwd(lambda s: s["a"] * 2)(t.select("a", "n")),
     "jacfwd of a tree": lambda t: jacfwd(lambda s: s * s)(t.select("a", "n")),
@@ -266,7 +272,7 @@ WIDER: dict[str, Callable[[TensorDict], Any]] = {
     "stack": lambda t: tdfunc.stack([t, t * 2]),
     "apply": lambda t: t.apply(lambda x: x * 2),
     "tree_map": lambda t: pytree.tree_map(lambda x: x * 2, t),
-    "vmap": vmap(lambda s: s * 2),
+    "vmap": lambda t: vmap(lambda s: s * 2)(t),
     "with_batch_size": lambda t: (t * 2).with_batch_size([]),
     "sum": lambda t: t.sum(0),
 }
@@ -284,6 +290,22 @@ def test_compiles_a_mask_index_where_torch_does() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         fn = torch.compile(lambda t: t[MASK] * 2, fullgraph=True, backend="aot_eager")
         alike(fn(tree()), tree()[MASK] * 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        vmap(lambda t: t * 2),
+        vmap(vmap(lambda t: t * 2)),
+        grad(lambda t: (t * t).sum(reduce=True)),
+        vmap(grad(lambda t: (t**3).sum(reduce=True))),
+        jacrev(lambda t: t["a"] * t["n", "c"].sum()),
+    ],
+    ids=["vmap", "vmap of vmap", "grad", "vmap of grad", "jacrev"],
+)
+def test_a_transformed_function_compiles_as_a_whole(fn: Any) -> None:
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    alike(compiled(tree()), fn(tree()))
 
 
 def test_a_compiled_function_returns_its_input_unchanged() -> None:
@@ -332,11 +354,11 @@ def counted(fn: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
 @pytest.mark.parametrize(
     "fn",
     [
-        vmap(lambda s: s * 2),
+        lambda t: vmap(lambda s: s * 2)(t),
         lambda t: pytree.tree_map(lambda x: x * 2, t),
         lambda t: t * 2,
         lambda t: t.set("x", t["x"] + 1),
-        vmap(grad(lambda s: (s["x"] ** 2).sum())),
+        lambda t: vmap(grad(lambda s: (s["x"] ** 2).sum()))(t),
     ],
     ids=["vmap", "tree_map", "mul", "set", "vmap of grad"],
 )
@@ -363,7 +385,7 @@ def test_twenty_objects_and_arrays_compile_once() -> None:
     "fn",
     [
         lambda t: t * 2,
-        vmap(lambda s: s * 2),
+        lambda t: vmap(lambda s: s * 2)(t),
         lambda t: pytree.tree_map(lambda x: x * 2, t),
         lambda t: t.sum(0),
         lambda t: tdfunc.stack([t, t]),
@@ -374,7 +396,7 @@ def test_twenty_objects_and_arrays_compile_once() -> None:
         lambda t: t.apply(torch.sin),
         lambda t: TensorDict({"y": t["x"] * 2}, t.batch_size),
         lambda t: t.set("z", t["x"] + 1),
-        vmap(grad(lambda s: (s * s).sum(reduce=True))),
+        lambda t: vmap(grad(lambda s: (s * s).sum(reduce=True)))(t),
     ],
     ids=[
         *("mul", "vmap", "tree_map", "sum", "stack", "cat", "unsqueeze", "reshape"),

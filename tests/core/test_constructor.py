@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import tdfunc
 from tdfunc import NonTensorData, TensorDict
@@ -398,7 +399,7 @@ def test_one_mapping_in_two_places_is_fine() -> None:
 
 
 def test_a_tree_of_other_things_than_tensors_can_not_be_nested() -> None:
-    names = torch.utils._pytree.tree_map(str, TensorDict({"x": ramp(2)}, 2))
+    names = pytree.tree_map(str, TensorDict({"x": ramp(2)}, 2))
     with pytest.raises(
         InvalidLeafError, match=r"td\['n'\].*expected tensors - got str"
     ):
@@ -538,7 +539,7 @@ def test_from_dict_refuses_batch_dims_that_are_no_number_of_dims(dims: Any) -> N
 
 
 def test_from_dict_of_a_tree_infers_anew() -> None:
-    td = TensorDict({"x": ramp(2, 3), "n": {"y": ramp(2, 3, 4)}})
+    td: Any = TensorDict({"x": ramp(2, 3), "n": {"y": ramp(2, 3, 4)}})
     out = tdfunc.from_dict(td, auto_batch_size=True)
     assert out.batch_size == Size((2, 3))
     assert out["n"].batch_size == Size((2, 3, 4))

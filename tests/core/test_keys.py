@@ -59,7 +59,7 @@ def test_a_bad_key_in_a_nested_mapping_says_in_which_node() -> None:
 
 def test_keys_that_mix_ints_and_strings_name_the_int() -> None:
     source: Any = {"a": torch.zeros(1), 1: torch.zeros(1)}
-    with pytest.raises(InvalidKeyError, match="key 1 is not a string.*got int"):
+    with pytest.raises(InvalidKeyError, match=r"key 1 is not a string.*got int"):
         TensorDict.from_dict(source)
 
 
@@ -93,12 +93,13 @@ def test_a_part_of_a_path_that_is_no_string_is_named(path: Any) -> None:
 def test_nested_tuples_are_one_path() -> None:
     x = ramp(2)
     td = TensorDict({"a": {"b": {"c": x}}})
-    for path in (
+    paths: list[Any] = [
         ("a", "b", "c"),
         (("a", "b"), "c"),
         ("a", ("b", ("c",))),
         (("a",), "b", "c"),
-    ):
+    ]
+    for path in paths:
         assert td[path] is x
         assert td.get(path) is x
         assert path in td

@@ -117,7 +117,10 @@ def test_the_full_form_by_hand() -> None:
         names=["time"],
     )
     assert td.to_tree_string().split("\n") == [
-        "TensorDict(batch_size=[2], names=['time'], leaves=2, bytes=2.016 KiB, device=cpu)",
+        (
+            "TensorDict(batch_size=[2], names=['time'], leaves=2, bytes=2.016 KiB, "
+            "device=cpu)"
+        ),
         "  obs  f32     [2, 256]  2 KiB  cpu",
         "  n",
         "    i  i64     [2]       16 B   cpu",

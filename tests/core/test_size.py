@@ -98,7 +98,8 @@ def test_its_structure_compares_and_hashes(big: Any) -> None:
 
 def test_its_pytrees_flatten_map_and_dump(big: Any) -> None:
     td, path = big
-    for tree_map in (pytree.tree_map, cxx_pytree.tree_map, optree.tree_map):
+    maps: list[Any] = [pytree.tree_map, cxx_pytree.tree_map, optree.tree_map]
+    for tree_map in maps:
         out = tree_map(lambda x: x + 1, td)
         assert out[path].tolist() == [2, 2]
         assert out.batch_size == torch.Size((2,))

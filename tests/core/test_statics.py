@@ -139,7 +139,7 @@ def test_operations_pass_the_box_on_without_looking_inside() -> None:
         *(tdfunc.stack([td, td]), tdfunc.cat([td, td]), td.clone(), td.detach()),
         *(pytree.tree_map(torch.sin, td), torch.vmap(lambda t: t * 2)(td)),
         *(td.set("z", ramp(2, 3)), td.drop("x"), td.with_names(["a", "b"])),
-        *(td == td, td.unbind()[0], td.expand(4, 2, 3)),
+        *(td.eq(td), td.unbind()[0], td.expand(4, 2, 3)),
     ):
         assert out["n", "loud"] is loud
         assert out["n"]["loud"] is loud
@@ -156,7 +156,8 @@ def test_statics_of_the_left_operand_win() -> None:
 def test_stacking_other_statics_names_each_and_with_statics_aligns_them() -> None:
     a = TensorDict({"x": ramp(2), "s": "one", "n": {"t": "t", "u": None}}, 2)
     b = a.set("s", "two")
-    for join in (tdfunc.stack, tdfunc.cat, torch.stack, torch.cat):
+    joins: list[Any] = [tdfunc.stack, tdfunc.cat, torch.stack, torch.cat]
+    for join in joins:
         with pytest.raises(StructureError) as caught:
             join([a, b.set("n", a["n"])])
         text = str(caught.value)

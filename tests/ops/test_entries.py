@@ -347,7 +347,7 @@ def test_missing_entries_raise_or_are_ignored_as_said() -> None:
     assert td.exclude("obz", ("obs", "x")).keys() == ("obs", "n")
     for use in (td.drop, td.select, td.exclude):
         with pytest.raises(InvalidKeyError):
-            use(1)
+            use(1)  # pyright: ignore[reportArgumentType]
 
 
 # with_batch_size, with_names

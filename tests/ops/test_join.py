@@ -157,7 +157,8 @@ def test_joining_is_differentiable_and_maps() -> None:
         lambda t: (tdfunc.stack([t, t * 2])["x"] * weight).sum()
     )(td)
     assert same(gradient["x"], weight[0] + 2 * weight[1])
-    out = torch.vmap(lambda t: torch.stack([t, t * 2]))(td)
+    stack: Any = torch.stack
+    out = torch.vmap(lambda t: stack([t, t * 2]))(td)
     check(out, (2, 2), {("x",): torch.stack([ramp(2, 3), ramp(2, 3) * 2], 1)})
 
 
@@ -239,9 +240,9 @@ def test_nothing_one_tree_and_other_things_are_refused(join: Any) -> None:
         OperandError, match=r"a list or tuple of trees.*pass \[td, ...\]"
     ):
         join(td)
-    with pytest.raises(OperandError, match="argument 1 is no tree.*got Tensor"):
+    with pytest.raises(OperandError, match=r"argument 1 is no tree.*got Tensor"):
         join([td, ramp(2)])
-    with pytest.raises(OperandError, match="argument 0 is no tree.*got dict"):
+    with pytest.raises(OperandError, match=r"argument 0 is no tree.*got dict"):
         join([{"x": ramp(2)}])
 
 

@@ -72,7 +72,7 @@ def test_feature_dims_are_reduced_and_the_batch_stays(
 ) -> None:
     ours, torchs = reduction
 
-    def over(x: torch.Tensor, keep: bool, path: Any) -> torch.Tensor:
+    def over(x: torch.Tensor, path: Any, *, keep: bool) -> torch.Tensor:
         own = len(case.batches[path[:-1]])
         dims = tuple(range(own, x.dim()))
         # Without feature dims there is nothing to reduce; torch would reduce all.
@@ -80,7 +80,7 @@ def test_feature_dims_are_reduced_and_the_batch_stays(
 
     for keep in (False, True):
         out = ours(case.tree, "feature", keep)
-        expected = {p: over(x, keep, p) for p, x in case.leaves.items()}
+        expected = {p: over(x, p, keep=keep) for p, x in case.leaves.items()}
         check(out, case.batch, expected, case.statics)
         for path, batch in case.batches.items():
             assert (out[path] if path else out).batch_size == Size(batch)
@@ -169,7 +169,7 @@ def test_a_tree_without_leaves_has_nothing_to_fold() -> None:
     for td in (TensorDict({}), TensorDict({"s": "text"}, 3)):
         for use in (td.sum, td.mean):
             with pytest.raises(
-                OperandError, match="no leaf to reduce.*at least one leaf"
+                OperandError, match=r"no leaf to reduce.*at least one leaf"
             ):
                 use(reduce=True)
         assert td.sum().batch_size == Size(())

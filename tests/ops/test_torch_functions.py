@@ -73,7 +73,8 @@ def test_torch_functions_act_as_the_methods_do(name: str) -> None:
 
 
 def test_torch_unbind_gives_the_rows() -> None:
-    rows = torch.unbind(tree(), 1)
+    unbind: Any = torch.unbind
+    rows = unbind(tree(), 1)
     assert [row.batch_size for row in rows] == [Size((2,))] * 3
     assert same(rows[2]["x"], (ramp(2, 3, 4) + 1)[:, 2])
 

@@ -1,0 +1,128 @@
+"""The examples do what they say: the results that they print, and their exit status."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tdfunc import TensorDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+for needed in ("matplotlib", "sklearn", "tqdm"):
+    pytest.importorskip(needed, reason="the examples need the extra `examples`")
+
+from examples import train_ensemble  # noqa: E402 - its imports come with the extra
+
+SHORT = ["--members", "2", "--steps", "10"]
+
+
+@pytest.fixture(autouse=True)
+def _same_threads() -> Iterator[None]:
+    """Give the threads back that an example takes for its own process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+class TestTrainEnsemble:
+    def test_defaults_reach_the_goal_and_plot(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "disagreement.png"
+
+        status = train_ensemble.main(["--plot", str(path)])
+
+        lines = capsys.readouterr().out.splitlines()
+        scores = [float(s) for s in re.findall(r": ([01]\.\d{4})", "\n".join(lines))]
+        assert 0 == status
+        assert 9 == len(scores)
+        assert min(scores[:8]) >= 0.94
+        assert scores[8] >= 0.97
+        assert f"ensemble: {scores[8]:.4f}, reaches the goal of 0.97" == lines[-1]
+        assert b"\x89PNG\r\n\x1a\n" == path.read_bytes()[:8]
+
+    def test_too_few_steps_fail_and_say_why(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status = train_ensemble.main(["--steps", "1"])
+
+        said = capsys.readouterr().out
+        assert 1 == status
+        assert re.search(r"ensemble: 0\.\d{4}, misses the goal of 0\.97\n", said)
+
+    def test_one_member_that_fails_can_be_plotted(self, tmp_path: Path) -> None:
+        path = tmp_path / "disagreement.png"
+
+        status = train_ensemble.main(
+            ["--members", "1", "--steps", "1", "--plot", str(path)]
+        )
+
+        assert 1 == status
+        assert path.exists()
+
+    def test_a_seed_decides_everything(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        said: list[str] = []
+        for seed in ("5", "5", "6"):
+            # Whatever the global generator would add differs in each run.
+            torch.randn(3)
+            train_ensemble.main([*SHORT, "--seed", seed])
+            said.append(re.sub(r"member \d+", "member", capsys.readouterr().out))
+
+        assert said[0] == said[1]
+        assert said[0] != said[2]
+
+    def test_global_generator_is_left_alone(self) -> None:
+        before = torch.get_rng_state()
+
+        train_ensemble.main(SHORT)
+
+        assert torch.equal(before, torch.get_rng_state())
+
+    def test_member_learns_the_same_alone_and_in_an_ensemble(self) -> None:
+        rows, _ = train_ensemble.load_rows(0)
+
+        alone = train_ensemble.train(rows, range(1, 2), steps=10)
+        together = train_ensemble.train(rows, range(3), steps=10)
+
+        for path in alone.keys(include_nested=True, leaves_only=True):
+            torch.testing.assert_close(together[path][1:2], alone[path])
+
+    def test_adam_is_that_of_torch(self) -> None:
+        expected = torch.tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True)
+        optimizer = torch.optim.Adam([expected], lr=0.1)
+        params = TensorDict({"w": expected.detach().clone()}, batch_size=2)
+        state = TensorDict(
+            params=params,
+            mean=params * 0,
+            square=params * 0,
+            count=torch.zeros(2),
+            batch_size=2,
+        )
+        for step in range(5):
+            grad = torch.tensor([[1.0, 2.0], [-3.0, 0.5]]) * (step - 1)
+            expected.grad = grad
+            optimizer.step()
+            state = train_ensemble.adam(state, TensorDict(w=grad, batch_size=2), 0.1)
+
+        torch.testing.assert_close(state["params", "w"], expected.detach())
+
+    def test_disagreement_is_mutual_information(self) -> None:
+        # Two members and one row: sure of digit 0 and of digit 1. Each has entropy 0
+        # (almost), and their mean that of a coin.
+        params = train_ensemble.train(train_ensemble.load_rows(0)[0], range(2), 0) * 0
+        bias = torch.zeros(2, 10)
+        bias[0, 0] = bias[1, 1] = 50.0
+        rows = TensorDict({"image": torch.ones(1, 64)}, batch_size=1)
+
+        judged = train_ensemble.judge(params.set(("2", "bias"), bias), rows)
+
+        torch.testing.assert_close(judged["doubt"], torch.tensor([2.0]).log())
+        assert [[0, 1]] == judged["votes"].tolist()
