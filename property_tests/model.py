@@ -32,12 +32,12 @@ DTYPES = (
 COMPLEX_HALF = "ignore:ComplexHalf support is experimental:UserWarning"
 
 
-@dataclass(frozen=True)
 class Named:
     """A function that prints as its name, so that failing examples read well."""
 
-    name: str
-    fn: Callable[..., Any]
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
+        self.name = name
+        self.fn = fn
 
     def __call__(self, *args: Any) -> Any:
         return self.fn(*args)

@@ -8,7 +8,7 @@ function object becomes the method of the same name. `Tree` is that table;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from tdfunc._core import repr as _repr
 from tdfunc._core.batch import as_names, as_size
@@ -110,8 +110,13 @@ class Tree(Node):
     __le__ = pointwise.le
     __gt__ = pointwise.gt
     __ge__ = pointwise.ge
-    __eq__ = pointwise.eq_operator
-    __ne__ = pointwise.ne_operator
+    if TYPE_CHECKING:
+        # Elementwise: type checkers would take object's, which return a bool.
+        def __eq__(self, other: object) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+        def __ne__(self, other: object) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+    else:
+        __eq__ = pointwise.eq_operator
+        __ne__ = pointwise.ne_operator
     # By identity, as for tensors: equality is elementwise.
     __hash__ = object.__hash__
 
@@ -218,27 +223,6 @@ class TensorDict(Tree, plain=True):
         self._batch_size = size
         self._names = None if names is None else as_names(names, len(size))
 
-    @classmethod
-    def from_dict(
-        cls,
-        entries: Entries,
-        *,
-        batch_size: Size | None = None,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Device | None = None,
-        names: DimNames | None = None,
-    ) -> TensorDict:
-        """Return the tree of a mapping; see `tdfunc.from_dict`."""
-        return convert.from_dict(
-            entries,
-            batch_size=batch_size,
-            auto_batch_size=auto_batch_size,
-            batch_dims=batch_dims,
-            device=device,
-            names=names,
-            cls=cls,
-        )
-
+    from_dict = staticmethod(convert.from_dict)
     from_module = staticmethod(_modules.from_module)
     from_modules = staticmethod(_modules.from_modules)

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import (
+    functionalize,
     grad,
     grad_and_value,
     hessian,
     jacfwd,
     jacrev,
     jvp,
+    linearize,
     vjp,
     vmap,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import tdfunc
 from tdfunc import NonTensorData, TensorDict
@@ -703,3 +709,76 @@ def test_transforms_change_nothing_in_their_inputs(case: Case) -> None:
     for x, (version, copy) in zip(td.values(True, True), before, strict=True):
         assert x._version == version
         assert same(x, copy)
+
+
+# Other tools of torch that take functions of pytrees
+
+
+def test_make_fx_traces_a_function_of_trees() -> None:
+    td = TensorDict({"x": ramp(3, 2), "n": {"y": ramp(3)}, "s": "text"}, 3)
+    graph = make_fx(lambda t: (t * 2)[0])(td)
+    out = graph(td + 1)
+    expected = {("x",): (ramp(3, 2)[0] + 1) * 2, ("n", "y"): (ramp(3)[0] + 1) * 2}
+    check(out, (), expected, {("s",): "text"})
+
+
+# torch's own, from the graph that linearize makes.
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")
+def test_functionalize_linearize_and_aux_outputs_keep_trees() -> None:
+    td = TensorDict({"x": ramp(3, 2) + 1}, 3)
+    squared, twice = (ramp(3, 2) + 1) ** 2, 2 * (ramp(3, 2) + 1)
+
+    check(functionalize(lambda t: t * t)(td), (3,), {("x",): squared})
+    out, push = linearize(lambda t: t * t, td)
+    check(out, (3,), {("x",): squared})
+    check(push(td), (3,), {("x",): twice * (ramp(3, 2) + 1)})
+
+    jacobian, aux = jacrev(lambda t: (t["x"].sum(), t * 2), has_aux=True)(td)
+    check(jacobian, (3,), {("x",): torch.ones(3, 2)})
+    check(aux, (3,), {("x",): twice})
+    _, tangent, aux = jvp(lambda t: (t * t, t * 2), (td,), (td,), has_aux=True)
+    check(tangent, (3,), {("x",): 2 * squared})
+    check(aux, (3,), {("x",): twice})
+
+
+def test_checkpoint_recomputes_a_function_of_trees() -> None:
+    x = (ramp(3, 2) + 1).requires_grad_()
+    td = TensorDict({"x": x, "s": "text"}, 3)
+    calls: list[str] = []
+
+    def loss(t: TensorDict) -> torch.Tensor:
+        calls.append(t["s"])
+        return (t * t).sum(reduce=True)
+
+    out: Any = checkpoint(loss, td, use_reentrant=False)
+    out.backward()
+    assert calls == ["text", "text"]
+    assert x.grad is not None
+    assert same(x.grad, 2 * (ramp(3, 2) + 1))
+
+
+def test_modes_of_torch_see_trees_as_their_leaves() -> None:
+    td = TensorDict({"x": ramp(3, 2), "y": ramp(3)}, 3)
+
+    class Count(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Count() as mode:
+        td * 2
+    assert mode.seen == ["aten.mul.Tensor", "aten.mul.Tensor"]
+
+    with FakeTensorMode() as fake:
+        shapes = (td.apply(fake.from_tensor) * 2 + 1)[0]
+    assert shapes.batch_size == Size(())
+    assert shapes["x"].shape == (2,)
+
+    with torch.inference_mode():
+        assert float((td + td).sum(reduce=True)) == 2 * (15 + 3)

@@ -196,14 +196,7 @@ class Node:
     @property
     def device(self) -> torch.device | None:
         """The device that all leaves share, None if they differ or there are none."""
-        found: torch.device | None = None
-        for leaf in self._leaves:
-            if isinstance(leaf, torch.Tensor):
-                if found is None:
-                    found = leaf.device
-                elif leaf.device != found:
-                    return None
-        return found
+        return _shared_attribute(self._leaves, "device")
 
     @device.setter
     def device(self, value: Any) -> NoReturn:
@@ -212,14 +205,7 @@ class Node:
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype that all leaves share, None if they differ or there are none."""
-        found: torch.dtype | None = None
-        for leaf in self._leaves:
-            if isinstance(leaf, torch.Tensor):
-                if found is None:
-                    found = leaf.dtype
-                elif leaf.dtype != found:
-                    return None
-        return found
+        return _shared_attribute(self._leaves, "dtype")
 
     @property
     def requires_grad(self) -> bool:
@@ -381,6 +367,14 @@ class Node:
         leaves = pack_leaves(self._leaves, int(protocol))
         parts = (self._schema, leaves, self._statics)
         return restore, (*parts, tuple(self.batch_size), self._names)
+
+
+def _shared_attribute(leaves: tuple[Any, ...], name: str) -> Any:
+    """Return what all tensors have as `name`, None if they differ or there is none."""
+    values = [getattr(x, name) for x in leaves if isinstance(x, torch.Tensor)]
+    if not values or any([value != values[0] for value in values]):
+        return None
+    return values[0]
 
 
 def _unsettable(name: str, pure: str) -> PureNameError:

@@ -498,30 +498,6 @@ class Schema:
         new = cast("Schema", kid)
         return self._remember(token, Spliced(new, lo, hi, slo, shi))
 
-    def pruned(self, path: Path) -> Spliced | None:
-        """Return the schema without the entry at `path`, None if there is none."""
-        token = ("pruned", path)
-        known = self._memo.get(token)
-        if known is not None:
-            return known
-        found = self.find(path)
-        if found is None:
-            return None
-        above = self.find(path[:-1])
-        node = self if above is None else cast("Schema", above.kid)
-        keep = [i for i, key in enumerate(node.keys) if key != path[-1]]
-        smaller = Schema(
-            node.cls,
-            tuple([node.keys[i] for i in keep]),
-            tuple([node.kids[i] for i in keep]),
-            tuple([node.surplus[i] for i in keep]),
-        )
-        if len(path) > 1:
-            own = self._own_surplus(path[:-1])
-            smaller = self.grafted(path[:-1], smaller, own, node.cls).schema
-        where = Spliced(smaller, found.lo, found.hi, found.slo, found.shi)
-        return self._remember(token, where)
-
     def narrowed(
         self, paths: tuple[Path, ...], *, keep: bool
     ) -> tuple[Schema, tuple[int, ...], tuple[int, ...]]:
@@ -1029,7 +1005,6 @@ register_trace_constant(
         "node_keys",
         "parted",
         "paths",
-        "pruned",
         "ranks",
         "rebased",
         "replaced",

@@ -10,8 +10,6 @@ from itertools import repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tdfunc._core._torch import foreach_works, is_tracing
 from tdfunc._core.node import carried_size, make
 from tdfunc.errors import show_path
@@ -19,7 +17,9 @@ from tdfunc.errors import show_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tdfunc._core.node import Node, NodeT
+    import torch
+
+    from tdfunc._core.node import NodeT
     from tdfunc._core.schema import Schema
 
 __all__ = ["map_leaves", "pointwise", "with_leaves", "zip_leaves"]
@@ -98,8 +98,3 @@ def feature_views(value: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Ten
         if rank not in views:
             views[rank] = value.reshape((*value.shape, *(1,) * rank))
     return [views[rank] for rank in ranks]
-
-
-def all_tensors(node: Node) -> bool:
-    """Return whether every leaf is a tensor (a pytree function may put others)."""
-    return all([isinstance(leaf, torch.Tensor) for leaf in node._leaves])

@@ -188,9 +188,8 @@ def from_dict(
     batch_dims: int | None = None,
     device: Device | None = None,
     names: DimNames | None = None,
-    cls: type[NodeT] | None = None,
-) -> NodeT:
-    """Return the tree of a mapping, with a given or an inferred batch size.
+) -> Any:
+    """Return the `TensorDict` of a mapping, with a given or an inferred batch size.
 
     Inferring takes the longest leading shape that all tensors of a node share;
     nested nodes may get a longer one than their parent. Statics do not count; a
@@ -203,7 +202,6 @@ def from_dict(
         batch_dims: infer it, with at most this many dims in every node.
         device: where to move the leaves, None to leave them.
         names: a name (or None) for every batch dim.
-        cls: the class of the tree; `TensorDict.from_dict` passes its own.
 
     Raises:
         BatchSizeError: a leaf does not start with `batch_size`.
@@ -241,11 +239,10 @@ def from_dict(
             expected="a mapping",
             got=type(entries).__name__,
         )
-    node_cls: type[Node] = Node._plain if cls is None else cls
     size = as_size(() if batch_size is None else batch_size)
     if infer and isinstance(entries, Node):
         size = entries.batch_size
-    part = assemble(entries, size, node_cls, device=device)
+    part = assemble(entries, size, Node._plain, device=device)
     td: Any = make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]
     if infer:
         td = _inferred(td, batch_dims)

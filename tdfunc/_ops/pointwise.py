@@ -467,7 +467,7 @@ def abs(td: NodeT) -> NodeT:
     return pointwise(td, torch.abs, foreach_abs)
 
 
-def equal(td: Node, other: Node, *, equal_nan: bool = False) -> bool:
+def equal(td: Node, other: object, *, equal_nan: bool = False) -> bool:
     """Return whether two trees are the same in everything but key order.
 
     Compares entries and node classes, statics, batch sizes (of nested nodes too),

@@ -11,7 +11,6 @@ from tdfunc.errors import ShapeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tdfunc.typing import Path
 
 __all__ = ["dynamic_shapes", "in_dims"]
 
@@ -19,7 +18,7 @@ __all__ = ["dynamic_shapes", "in_dims"]
 def in_dims(
     td: Node,
     dim: int | str | None = 0,
-    overrides: Mapping[str | Path, int | str | None] | None = None,
+    overrides: Mapping[Any, int | str | None] | None = None,
 ) -> Any:
     """Return the tree of dims that `torch.vmap` takes as ``in_dims`` for a tree.
 

@@ -471,3 +471,45 @@ def test_a_path_with_an_index_in_it_is_no_index(index: Any) -> None:
     td = TensorDict({"n": {"x": ramp(2)}}, 2)
     with pytest.raises((TreeIndexError, InvalidKeyError)):
         td[index]
+
+
+# Transforms
+
+
+def test_an_index_that_differs_by_row_works_inside_vmap() -> None:
+    x, y = ramp(3, 4, 2), ramp(3, 4)
+    td = TensorDict({"x": x, "n": {"y": y}, "s": "text"}, (3, 4))
+    rows = T([0, 1, 3])
+    each = torch.arange(3)
+    out = torch.vmap(lambda t, i: t[i])(td, rows)
+    check(out, (3,), {("x",): x[each, rows], ("n", "y"): y[each, rows]})
+    kept = torch.vmap(lambda t, i: t[i[None]])(td, rows)
+    expected = {("x",): x[each, rows][:, None], ("n", "y"): y[each, rows][:, None]}
+    check(kept, (3, 1), expected)
+
+
+def test_masks_and_lists_from_outside_work_inside_vmap() -> None:
+    x = ramp(3, 4, 2)
+    td = TensorDict({"x": x, "y": x}, (3, 4))
+    mask = T([True, False, True, True])
+    out = torch.vmap(lambda t: t[mask])(td)
+    check(out, (3, 3), {("x",): x[:, mask], ("y",): x[:, mask]})
+    out = torch.vmap(lambda t: t[[3, 0], None])(td)
+    check(out, (3, 2, 1), {("x",): x[:, [3, 0], None], ("y",): x[:, [3, 0], None]})
+
+
+def test_gradients_of_rows_taken_twice_add_up() -> None:
+    td = TensorDict({"x": ramp(3, 2), "y": ramp(3)}, 3)
+    rows = T([2, 0, 2])
+    gradient = torch.func.grad(lambda t: t[rows].sum(reduce=True))(td)
+    count = T([1.0, 0.0, 2.0])
+    check(gradient, (3,), {("x",): count[:, None].expand(3, 2), ("y",): count})
+
+
+def test_trees_on_the_meta_device_are_indexed_by_masks_of_the_cpu() -> None:
+    td = TensorDict({"x": ramp(3, 2), "y": ramp(3)}, 3).to("meta")
+    assert td[T([True, False, True])].batch_size == Size((2,))
+    with torch.device("meta"):
+        # A default device does not reach the index, nor the dummy of an empty tree.
+        assert TensorDict({"x": T([1.0, 2.0, 3.0])}, 3)[[0, 1]].batch_size == Size((2,))
+        assert TensorDict({"s": "text"}, 3)[[0, 1]].batch_size == Size((2,))

@@ -1,0 +1,290 @@
+"""Every operation leaves its inputs as they are: bytes, versions and identities.
+
+One table of all operations with the arguments that are drawn for each; a new operation
+needs a line here, which `test_table_has_every_operation` demands.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import optree
+import pytest
+import torch
+from hypothesis import assume, given
+from torch.utils import _pytree as torch_pytree
+
+import tdfunc
+from property_tests import model as m
+from tdfunc import TensorDict
+from tdfunc.testing import (
+    assert_pure,
+    assert_valid,
+    indices,
+    keys,
+    tensordicts,
+    tensors,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Draw = Any
+Call = tuple[Any, ...]  # the function and its arguments, the tree among them
+
+def dim_of(draw: Draw, td: TensorDict, extra: int = 0) -> int:
+    dims = td.batch_dims + extra
+    assume(dims)
+    return draw(st.integers(-dims, dims - 1))
+
+
+def path_in(draw: Draw, td: TensorDict) -> Any:
+    assume(td.keys())
+    return draw(st.sampled_from(td.keys(True)))
+
+
+def entries_for(draw: Draw, td: TensorDict) -> dict[str, Any]:
+    mapping = st.dictionaries(keys(), tensors(td.batch_size), max_size=2)
+    return draw(mapping) | {"nested": draw(mapping), "list": [1.0] * (td.batch_size == ())}
+
+
+def operand_for(draw: Draw, td: TensorDict) -> Any:
+    return draw(
+        st.one_of(
+            st.sampled_from([2, 0.5, True]),
+            tensors(td.batch_size, feature_dims=0, dtypes=[torch.float32]),
+            st.just(td),
+        )
+    )
+
+
+def binary(fn: Callable[..., Any]) -> Callable[[Draw, TensorDict], Call]:
+    return lambda draw, td: (fn, td, operand_for(draw, td))
+
+
+def split(draw: Draw, td: TensorDict) -> Any:
+    return draw(
+        st.sampled_from(
+            ["floating", "integer", "bool", torch.float32, lambda path, x: len(path) > 1]
+        )
+    )
+
+
+# Operations by the name that the library lists them under.
+OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
+    # _ops.entries
+    "set_entry": lambda draw, td: (
+        TensorDict.set,
+        td,
+        draw(keys()),
+        draw(tensors(td.batch_size)),
+    ),
+    "update": lambda draw, td: (tdfunc.update, td, entries_for(draw, td)),
+    "replace": lambda draw, td: (
+        lambda td, path: tdfunc.replace(td, {path: td[path]}),
+        td,
+        draw(st.sampled_from(td.keys() or ("",))),
+    ),
+    "drop": lambda draw, td: (tdfunc.drop, td, path_in(draw, td)),
+    "select": lambda draw, td: (tdfunc.select, td, path_in(draw, td)),
+    "exclude": lambda draw, td: (tdfunc.exclude, td, path_in(draw, td), "zzz"),
+    "with_batch_size": lambda draw, td: (
+        tdfunc.with_batch_size,
+        td,
+        td.batch_size[: draw(st.integers(0, td.batch_dims))],
+    ),
+    "with_names": lambda draw, td: (
+        tdfunc.with_names,
+        td,
+        [f"dim {i}" for i in range(td.batch_dims)],
+    ),
+    # _ops.convert
+    "to": lambda draw, td: (
+        lambda td, flag: tdfunc.to(
+            td, torch.float64 if flag else torch.complex128, floating_only=flag
+        ),
+        td,
+        draw(st.booleans()),
+    ),
+    "detach": lambda draw, td: (tdfunc.detach, td),
+    "clone": lambda draw, td: (tdfunc.clone, td),
+    "contiguous": lambda draw, td: (tdfunc.contiguous, td),
+    "with_statics": lambda draw, td: (tdfunc.with_statics, td, tdfunc.clone(td)),
+    "to_dict": lambda draw, td: (tdfunc.to_dict, td),
+    "from_dict": lambda draw, td: (
+        lambda entries: tdfunc.from_dict(entries, auto_batch_size=True),
+        entries_for(draw, td),
+    ),
+    # _ops.leafwise
+    "apply": lambda draw, td: (tdfunc.apply, td, lambda x, y: x == y, td),
+    "named_apply": lambda draw, td: (tdfunc.named_apply, td, lambda name, x: x[..., None]),
+    # _ops.shape
+    "reshape": lambda draw, td: (tdfunc.reshape, td, (1, *td.batch_size, 1)),
+    "unsqueeze": lambda draw, td: (tdfunc.unsqueeze, td, dim_of(draw, td, 1)),
+    "squeeze": lambda draw, td: (tdfunc.squeeze, td),
+    "permute": lambda draw, td: (
+        tdfunc.permute,
+        td,
+        draw(st.permutations(range(td.batch_dims))),
+    ),
+    "transpose": lambda draw, td: (
+        tdfunc.transpose,
+        td,
+        dim_of(draw, td),
+        dim_of(draw, td),
+    ),
+    "expand": lambda draw, td: (tdfunc.expand, td, (2, *td.batch_size)),
+    "unbind": lambda draw, td: (tdfunc.unbind, td, dim_of(draw, td)),
+    "iterate": lambda draw, td: (list, td[None]),
+    # _ops.index
+    "at_index": lambda draw, td: (operator.getitem, td, draw(indices(td.batch_size))),
+    # _ops.join
+    "stack": lambda draw, td: (tdfunc.stack, [td, td], dim_of(draw, td, 1)),
+    "cat": lambda draw, td: (tdfunc.cat, [td, td], dim_of(draw, td)),
+    # _ops.reduce
+    "sum": lambda draw, td: (tdfunc.sum, td, draw(st.sampled_from([None, "feature"]))),
+    "mean": lambda draw, td: (
+        lambda td: tdfunc.mean(td, "feature", dtype=torch.complex64),
+        td,
+    ),
+    # _ops.pointwise
+    **{
+        name: binary(getattr(tdfunc, name))
+        for name in (
+            *("add", "sub", "mul", "div", "floor_divide", "remainder", "pow"),
+            *("eq", "ne", "lt", "le", "gt", "ge"),
+        )
+    },
+    "neg": lambda draw, td: (tdfunc.neg, td),
+    "abs": lambda draw, td: (tdfunc.abs, td),
+    "equal": lambda draw, td: (tdfunc.equal, td, tdfunc.clone(td)),
+    # func
+    "in_dims": lambda draw, td: (tdfunc.in_dims, td, dim_of(draw, td)),
+    "dynamic_shapes": lambda draw, td: (
+        tdfunc.dynamic_shapes,
+        td,
+        {dim_of(draw, td): "B"},
+    ),
+    "partition": lambda draw, td: (tdfunc.partition, td, split(draw, td)),
+    "combine": lambda draw, td: (
+        tdfunc.combine,
+        *tdfunc.partition(td, split(draw, td)),
+    ),
+}
+
+# What reads a tree, or sends it somewhere, and is listed nowhere.
+OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
+    "read": lambda draw, td: (operator.getitem, td, path_in(draw, td)),
+    "get": lambda draw, td: (TensorDict.get, td, draw(keys())),
+    "contains": lambda draw, td: (operator.contains, td, draw(keys())),
+    "items": lambda draw, td: (TensorDict.items, td, True),
+    "repr": lambda draw, td: (repr, td),
+    "tree string": lambda draw, td: (TensorDict.to_tree_string, td),
+    "html": lambda draw, td: (TensorDict._repr_html_, td),
+    "construct": lambda draw, td: (TensorDict, td),
+    "construct from a mapping": lambda draw, td: (
+        TensorDict,
+        entries_for(draw, td),
+        td.batch_size,
+    ),
+    "pickle": lambda draw, td: (pickle.dumps, td, draw(st.integers(2, 5))),
+    "copy": lambda draw, td: (copy.copy, td),
+    "deepcopy": lambda draw, td: (copy.deepcopy, td),
+    "tree_map": lambda draw, td: (torch_pytree.tree_map, lambda x: x[None], td),
+    "optree.tree_map": lambda draw, td: (optree.tree_map, lambda x: x[None], td),
+    "torch.stack": lambda draw, td: (torch.stack, [td, td]),
+    "iadd": lambda draw, td: (operator.iadd, td, operand_for(draw, td)),
+    "imul": lambda draw, td: (operator.imul, td, operand_for(draw, td)),
+    "radd": lambda draw, td: (operator.add, torch.ones(td.batch_size), td),
+    "vmap": lambda draw, td: (
+        torch.vmap(lambda t: t + t),
+        td if td.batch_dims and td.batch_size[0] else td[None].expand(2, *td.batch_size),
+    ),
+}
+
+
+def operations() -> Iterator[str]:
+    """Yield what the operation modules list as theirs."""
+    for name in ("convert", "entries", "index", "join", "leafwise", "pointwise"):
+        yield from getattr(tdfunc._ops, name).__all__
+    for name in ("reduce", "shape"):
+        yield from getattr(tdfunc._ops, name).__all__
+    yield from tdfunc.func.__all__
+
+
+# These take a module; `tests/func` holds that they leave it alone.
+OF_MODULES = {"from_module", "from_modules", "functional_call"}
+# These return no tree and take none.
+HELPERS = {"as_dim"}
+
+
+def test_table_has_every_operation() -> None:
+    assert {*operations()} - OF_MODULES - HELPERS == OPERATIONS.keys()
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> TensorDict:
+    """Draw a tree; in some, what torch can differentiate takes part in autograd."""
+    td = draw(tensordicts(max_leaves=3))
+    if draw(st.booleans()):
+        td = td.apply(
+            lambda x: x.detach().requires_grad_()
+            if x.is_floating_point() or x.is_complex()
+            else x
+        )
+    return td
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *OTHERS])
+@given(td=inputs(), data=st.data())
+def test_operation_is_pure(name: str, td: TensorDict, data: st.DataObject) -> None:
+    """It may refuse, and must not change anything on the way to the error either."""
+    function, *args = (OPERATIONS | OTHERS)[name](data.draw, td)
+
+    try:
+        result = assert_pure(function, *args)
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError):
+        # Not every dtype can do everything; what must raise is tested elsewhere.
+        return
+    for tree in result if isinstance(result, (list, tuple)) else [result]:
+        if isinstance(tree, TensorDict) and name != "in_dims":
+            assert_valid(tree)
+
+
+@given(tensordicts(max_leaves=3), st.data())
+def test_results_share_what_did_not_change(
+    td: TensorDict, data: st.DataObject
+) -> None:
+    """Setting, dropping and selecting entries copies nothing."""
+    key = data.draw(keys())
+    leaves = {path: x for path, x, _ in m.leaves(m.read(td)) if path[0] != key}
+
+    for found in (
+        td.set(key, torch.zeros(td.batch_size)),
+        td.exclude(key),
+        td.select(*[k for k in td.keys() if k != key]),
+        td.update({key: torch.zeros(td.batch_size)}),
+        td.with_names(None),
+        td.with_batch_size(()),
+        copy.copy(td),
+    ):
+        for path, x in leaves.items():
+            assert found[path] is x
+
+
+@given(tensordicts(max_leaves=3), st.data())
+def test_writing_into_a_clone_shows_nowhere_else(
+    td: TensorDict, data: st.DataObject
+) -> None:
+    for other in (td.clone(), copy.deepcopy(td), pickle.loads(pickle.dumps(td))):
+        assert_pure(lambda td: _overwrite(other), td)
+
+
+def _overwrite(td: TensorDict) -> None:
+    for path in td.keys(True, True):
+        td[path].fill_(0)
+        td[path].fill_(1)
