@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, final
 
 from tdfunc._core import repr as _repr
-from tdfunc._core.batch import as_names, as_size
+from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, assemble_flat
 from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
@@ -216,7 +216,7 @@ class TensorDict(Tree, plain=True):
                 got=type(source).__name__,
             )
         size = as_size(() if batch_size is None else batch_size)
-        part = assemble(source, size, TensorDict, device=device)
+        part = assemble(source, size, TensorDict, device=as_device(device))
         self._schema = part.kid  # pyright: ignore[reportAttributeAccessIssue]
         self._leaves = part.leaves
         self._statics = part.statics

@@ -459,3 +459,13 @@ def test_leaves_of_reads_what_the_pytree_flattens() -> None:
     assert [id(x) for x in leaves_of(td).values()] == [
         id(x) for x in torch_pytree.tree_leaves(td)
     ]
+
+
+def test_the_context_equals_no_other_thing_and_shows_what_it_holds() -> None:
+    context = torch_pytree.tree_structure(base()).context
+    assert context != "context"
+    assert context == torch_pytree.tree_structure(base()).context
+    assert "text" in repr(context)
+    bare = torch_pytree.tree_structure(TensorDict({"x": ramp(2)}, 2)).context
+    assert bare != context
+    assert "x" in repr(bare)

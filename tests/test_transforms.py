@@ -736,7 +736,8 @@ def test_functionalize_linearize_and_aux_outputs_keep_trees() -> None:
     jacobian, aux = jacrev(lambda t: (t["x"].sum(), t * 2), has_aux=True)(td)
     check(jacobian, (3,), {("x",): torch.ones(3, 2)})
     check(aux, (3,), {("x",): twice})
-    _, tangent, aux = jvp(lambda t: (t * t, t * 2), (td,), (td,), has_aux=True)
+    with_aux: Any = jvp(lambda t: (t * t, t * 2), (td,), (td,), has_aux=True)
+    _, tangent, aux = with_aux
     check(tangent, (3,), {("x",): 2 * squared})
     check(aux, (3,), {("x",): twice})
 

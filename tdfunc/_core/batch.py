@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tdfunc._core._torch import is_tracing
@@ -18,7 +20,15 @@ if TYPE_CHECKING:
     from tdfunc._core.schema import Schema
     from tdfunc.typing import DimNames, Path
 
-__all__ = ["as_constants", "as_names", "as_size", "misfit", "refit", "settle"]
+__all__ = [
+    "as_constants",
+    "as_device",
+    "as_names",
+    "as_size",
+    "misfit",
+    "refit",
+    "settle",
+]
 
 
 def as_size(value: Any, name: str = "batch_size") -> torch.Size:
@@ -27,7 +37,7 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
     Raises:
         OptionError: it is something else, or a size is negative.
     """
-    if type(value) is int or isinstance(value, torch.SymInt):
+    if type(value) is int or isinstance(value, (torch.SymInt, np.integer)):
         value = (value,)
     try:
         size = value if type(value) is torch.Size else torch.Size(value)
@@ -38,11 +48,32 @@ def as_size(value: Any, name: str = "batch_size") -> torch.Size:
             got=repr(value),
         ) from None
     for dim in size:
+        if type(dim) is not int and not isinstance(dim, torch.SymInt):
+            # Numbers of NumPy pass through torch.Size as they are.
+            return as_size([index(n) for n in size], name)
         if dim < 0:
             raise OptionError(
                 f"{name} has a negative dim", expected=">= 0", got=list(size)
             )
     return size
+
+
+def as_device(value: Any) -> torch.device | None:
+    """Return a device, or None for None.
+
+    Raises:
+        OptionError: torch knows no such device.
+    """
+    if value is None or isinstance(value, torch.device):
+        return value
+    try:
+        return torch.device(value)
+    except (TypeError, RuntimeError) as error:
+        raise OptionError(
+            "device is no device",
+            expected="a torch.device, or what torch.device takes",
+            got=repr(value),
+        ) from error
 
 
 def as_names(names: DimNames | None, dims: int) -> tuple[str | None, ...] | None:

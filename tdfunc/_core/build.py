@@ -69,7 +69,7 @@ class Draft:
         self, key: str, value: Any, batch_size: torch.Size, cls: type[Node]
     ) -> bool:
         """Add a plain tensor, or a mapping of them, the short way if it fits."""
-        if type(value) is torch.Tensor:
+        if type(value) is torch.Tensor and not value.is_nested:
             shape, nb = value.shape, len(batch_size)
             if shape[:nb] == batch_size:
                 self.keys.append(key)
@@ -126,6 +126,12 @@ def as_part(
     """
     if isinstance(value, torch.Tensor):
         nb = len(batch_size)
+        if value.is_nested and value.layout is torch.strided:
+            raise InvalidLeafError(
+                "a nested tensor of strided layout has no shape",
+                path=path,
+                fix="torch.nested.nested_tensor(..., layout=torch.jagged) has one",
+            )
         if value.shape[:nb] != batch_size:
             raise misfit(path, value.shape, batch_size)
         if device is not None:
@@ -159,7 +165,8 @@ def assemble(
     inside = {id(source)}
     while True:
         draft = stack[-1]
-        for key, value in draft.rest:
+        for name, value in draft.rest:
+            key = name if type(name) is str else check_key(name, draft.path)
             if device is None and draft.take(key, value, batch_size, cls):
                 continue
             here = (*draft.path, check_key(key, draft.path))
@@ -194,8 +201,11 @@ def assemble_flat(
     nb = len(batch_size)
     rows = batch_size[0] if nb == 1 else 0
     ranks: list[int] = []
-    for value in values:
-        shape = value.shape
+    try:
+        shapes = [value.shape for value in values]
+    except RuntimeError:  # a nested tensor of strided layout
+        return None
+    for shape in shapes:
         rank = len(shape) - nb
         # Slicing a torch.Size costs more than the whole rest of the loop. On a
         # mismatch the slow path takes over: it knows the path for the error.

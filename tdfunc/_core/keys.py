@@ -22,14 +22,16 @@ def is_key(value: object) -> bool:
 
 
 def check_key(key: object, parent: Path = ()) -> str:
-    """Return `key` if it is a non-empty string, raise `InvalidKeyError` otherwise."""
+    """Return `key` as a plain `str`, raise `InvalidKeyError` if it is no name."""
     if not isinstance(key, str):
         raise InvalidKeyError(
             f"key {key!r} is not a string",
             path=parent or None,
             expected="a non-empty string",
             got=type(key).__name__,
-            fix=f"use {str(key)!r}",
+            fix=f"td.set({key!r}, value), or a nested mapping"
+            if is_key(key)
+            else f"use {str(key)!r}",
         )
     if not key:
         raise InvalidKeyError(
@@ -39,7 +41,8 @@ def check_key(key: object, parent: Path = ()) -> str:
             got="''",
             fix="give the entry a name",
         )
-    return key
+    # A subclass may compare and print as it likes.
+    return key if type(key) is str else str.__str__(key)
 
 
 def as_path(key: object) -> Path:

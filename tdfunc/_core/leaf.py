@@ -29,14 +29,16 @@ def as_leaf(value: Any, path: Path) -> torch.Tensor | NonTensorData:
 
     Raises:
         InvalidLeafError: a list or tuple of numbers is ragged or does not fit a
-            dtype, or a list holds something else than numbers.
+            dtype, a list holds something else than numbers, or an array is not
+            numeric.
     """
     if isinstance(value, (torch.Tensor, NonTensorData)):
         return value
     if type(value) in _NUMBERS or isinstance(value, torch.SymInt):
         return _tensor(value, path)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _from_numpy(value)
+    is_number = isinstance(value, np.generic) and value.dtype.kind in _ARRAY_KINDS
+    if is_number or isinstance(value, np.ndarray):
+        return _from_array(np.asanyarray(value), path)
     if isinstance(value, list):
         if _only_numbers(value):
             return _tensor(value, path)
@@ -65,27 +67,42 @@ def _tensor(value: Any, path: Path) -> torch.Tensor:
         ) from error
 
 
-def _from_numpy(value: Any) -> torch.Tensor | NonTensorData:
-    if value.dtype.kind not in _ARRAY_KINDS or value.dtype.names is not None:
-        return NonTensorData(value)
-    array = np.asarray(value)
+def _from_array(array: np.ndarray[Any, Any], path: Path) -> torch.Tensor:
+    if array.dtype.kind not in _ARRAY_KINDS or isinstance(array, np.ma.MaskedArray):
+        raise InvalidLeafError(
+            "an array that is not numeric can not become a tensor",
+            path=path,
+            expected="an array of numbers or booleans without a mask",
+            got=f"{type(array).__name__} of dtype {array.dtype}",
+            fix="NonTensorData(value) keeps it as one static value",
+        )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    # torch can not map negative strides, and would write through read-only arrays.
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    # torch can not map odd strides, and would write through read-only arrays.
+    if not array.flags.writeable or any(
+        stride < 0 or stride % array.itemsize for stride in array.strides
+    ):
         array = array.copy()
     try:
         return torch.from_numpy(array)
-    except TypeError:  # a dtype that torch lacks, such as long double
-        return NonTensorData(value)
+    except TypeError as error:
+        raise InvalidLeafError(
+            "torch has no such dtype",
+            path=path,
+            got=array.dtype,
+            fix="NonTensorData(value) keeps it as one static value",
+        ) from error
 
 
 def _only_numbers(value: Any) -> bool:
     pending = [value]
+    seen: set[int] = set()  # a list may contain itself
     while pending:
         item = pending.pop()
         if isinstance(item, (list, tuple)):
-            pending.extend(item)
+            if id(item) not in seen:
+                seen.add(id(item))
+                pending.extend(item)
         elif type(item) not in _NUMBERS and not isinstance(item, np.generic):
             return False
     return True

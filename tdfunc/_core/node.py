@@ -223,10 +223,7 @@ class Node:
             slot = schema.slots.get(key)
             if slot is not None:
                 return self._leaves[slot]
-            entry = schema.child(key)
-            if entry is None:
-                raise missing(self, (check_key(key),))
-            return _child(self, key, entry)
+            return _child(self, key)
         if isinstance(key, tuple) and key and isinstance(key[0], (str, tuple)):
             slot = schema.slot(key)
             if slot is not None:
@@ -433,7 +430,7 @@ def entry_at(node: Node, path: Path) -> Any:
     kid = found.kid
     if isinstance(kid, Schema):
         if len(path) == 1:
-            return _child(node, path[0], (kid, found.lo, found.slo, found.surplus))
+            return _child(node, path[0])
         return _node_at(node, path)
     if kid == STATIC:
         return node._statics.values[found.slo]
@@ -452,20 +449,26 @@ def missing(node: Node, path: Path) -> MissingKeyError | PathThroughLeafError:
             path=path,
             expected="a node",
             got=kind,
+            fix=f"{show_path(leaf)} reads it, td.set({short(leaf)!r}, {{}}) replaces it",
         )
     return MissingKeyError(
         "there is no such entry",
         path=path,
         expected=nearest(path[-1], schema.node_keys(path)),
+        fix=f"td.get({short(path)!r}, default) if it may be missing",
     )
 
 
-def _child(node: Node, key: str, entry: tuple[Any, int, int, int]) -> Any:
-    """Return an entry of a node that is no leaf: a static, or a nested node."""
+def _child(node: Node, key: str) -> Any:
+    """Return the entry of a node at one key."""
+    # Size before schema, as in `with_leaves`.
+    size = carried_size(node)
+    entry = node._schema.child(key)
+    if entry is None:
+        raise missing(node, (check_key(key),))
     kid, lo, slo, surplus = entry
     if not isinstance(kid, Schema):
         return node._statics.values[slo] if kid == STATIC else node._leaves[lo]
-    size = carried_size(node)
     if size is None or surplus or kid.m:
         return _node_at(node, (key,))
     return make(kid, node._leaves[lo : lo + kid.n], NO_STATICS, size, node._names)

@@ -16,6 +16,24 @@ __all__ = ["pack_leaves", "unpack_leaves"]
 
 _BUFFER_PROTOCOL = 5
 
+# What `pickle` can take as torch's own storages; it fails on the newer dtypes.
+_OLD_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+
 Packed: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
@@ -25,14 +43,14 @@ def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Packed:
     A view sends its own elements, never the storage behind it. A leaf that occurs
     twice is sent once and stays one tensor.
     """
-    buffered = protocol >= _BUFFER_PROTOCOL
+    wrap = _Buffered if protocol >= _BUFFER_PROTOCOL else _wrap_new_dtype
     places: dict[int, int] = {}
     packed: list[Any] = []
     order: list[int] = []
     for leaf in leaves:
         place = places.setdefault(id(leaf), len(packed))
         if place == len(packed):
-            packed.append(_Buffered(leaf) if buffered and _is_plain(leaf) else leaf)
+            packed.append(wrap(leaf) if _is_plain(leaf) else leaf)
         order.append(place)
     return tuple(packed), tuple(order)
 
@@ -53,6 +71,10 @@ def _is_plain(leaf: Any) -> bool:
     )
 
 
+def _wrap_new_dtype(leaf: torch.Tensor) -> Any:
+    return leaf if leaf.dtype in _OLD_DTYPES else _Bytes(leaf)
+
+
 class _Buffered:
     """Stands for a plain tensor while it is pickled; unpickles as the tensor."""
 
@@ -63,15 +85,30 @@ class _Buffered:
 
     def __reduce__(self) -> tuple[Any, ...]:
         leaf = self.leaf
+        shape, grad = tuple(leaf.shape), int(leaf.requires_grad)
+        return rebuild_leaf, (self.data(), leaf.dtype, shape, grad)
+
+    def data(self) -> Any:
+        """Return the bytes, without a copy where the tensor is contiguous."""
+        leaf = self.leaf
+        if leaf.numel() == 0:
+            return b""
         flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        if flat.numel() == 1:
+            # One element counts as contiguous whatever its stride.
+            flat = flat.as_strided((1,), (1,))
         raw: Any = flat.view(torch.uint8).numpy()
-        data = PickleBuffer(raw)
-        return rebuild_leaf, (
-            data,
-            leaf.dtype,
-            tuple(leaf.shape),
-            int(leaf.requires_grad),
-        )
+        return PickleBuffer(raw)
+
+
+class _Bytes(_Buffered):
+    """The same for protocols that know no buffers."""
+
+    __slots__ = ()
+
+    def data(self) -> bytes:
+        """Return a copy of the bytes."""
+        return bytes(super().data())
 
 
 def rebuild_leaf(

@@ -90,7 +90,7 @@ def html(node: Node) -> str:
 
 
 def _title(node: Node) -> str:
-    nbytes = sum([x.nbytes for x in node._leaves if isinstance(x, torch.Tensor)])
+    nbytes = sum([_nbytes(x) for x in node._leaves if isinstance(x, torch.Tensor)])
     parts = [f"batch_size={list(node.batch_size)}"]
     if node.names is not None:
         parts.append(f"names={list(node.names)}")
@@ -99,6 +99,11 @@ def _title(node: Node) -> str:
     if node.device is not None:
         parts.append(f"device={node.device}")
     return f"{type(node).__name__}({', '.join(parts)})"
+
+
+def _nbytes(leaf: torch.Tensor) -> int:
+    """Return the bytes of the elements; those of sparse leaves are not counted."""
+    return leaf.nbytes if leaf.layout is torch.strided else 0
 
 
 def _bytes(count: int) -> str:
@@ -185,6 +190,9 @@ def _rows(node: Node) -> Iterator[tuple[str, str, str, str, str]]:
             if isinstance(leaf, torch.Tensor):
                 dtype = dtype_name(leaf.dtype)
                 shape = str(list(leaf.shape))
-                yield (label, dtype, shape, _bytes(leaf.nbytes), str(leaf.device))
+                size = str(leaf.layout).removeprefix("torch.")
+                if leaf.layout is torch.strided:
+                    size = _bytes(leaf.nbytes)
+                yield (label, dtype, shape, size, str(leaf.device))
             else:
                 yield (label, type(leaf).__name__, _static(leaf), "", "")

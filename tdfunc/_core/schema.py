@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
 
 from tdfunc._core._torch import register_trace_constant
 from tdfunc._core.keys import check_key, short
+from tdfunc.errors import InvalidKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -940,7 +941,8 @@ def _make(
     surplus: tuple[int, ...] | None,
 ) -> Schema:
     for key in keys:
-        check_key(key)
+        if check_key(key) is not key:
+            raise InvalidKeyError("keys are plain strings", got=type(key).__name__)
     own_hash = hash((node_cls, keys, kids, surplus))
     surplus = surplus or (0,) * len(keys)
     schema = object.__new__(Schema)

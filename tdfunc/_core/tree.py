@@ -85,7 +85,10 @@ def pointwise(
 
 def with_leaves(node: NodeT, leaves: tuple[Any, ...]) -> NodeT:
     """Return the node with other leaves of the same shapes."""
-    return make(node._schema, leaves, node._statics, carried_size(node), node._names)
+    # Size before schema: another thread may settle the node in between, and then the
+    # size that it stored goes with the schema that it stored.
+    size = carried_size(node)
+    return make(node._schema, leaves, node._statics, size, node._names)
 
 
 def feature_views(value: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:

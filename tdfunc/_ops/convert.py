@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core.batch import as_constants, as_names, as_size
+from tdfunc._core.batch import as_constants, as_device, as_names, as_size
 from tdfunc._core.build import assemble
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, carried_size, make
@@ -77,6 +77,7 @@ def to(
                 expected="a device, a dtype, a tensor or a tree",
                 got=repr(arg),
             )
+    device = as_device(device)
     if device is None and dtype is None:
         return td
 
@@ -155,7 +156,8 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
     """
     if not td._schema.matches(other._schema):
         check_same_entries((td, other), "the trees do not have the same entries")
-    return make(td._schema, td._leaves, other._statics, carried_size(td), td._names)
+    size = carried_size(td)
+    return make(td._schema, td._leaves, other._statics, size, td._names)
 
 
 def to_dict(td: Node) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def from_dict(
     size = as_size(() if batch_size is None else batch_size)
     if infer and isinstance(entries, Node):
         size = entries.batch_size
-    part = assemble(entries, size, Node._plain, device=device)
+    part = assemble(entries, size, Node._plain, device=as_device(device))
     td: Any = make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]
     if infer:
         td = _inferred(td, batch_dims)

@@ -158,9 +158,11 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 if id(value) in inside:
                     raise StructureError("a mapping contains itself", path=here)
                 inside.add(id(value))
-                stack.append(_Merge(here, entry_at(node, (key,)), value))
+                below = _Merge(here, entry_at(node, (key,)), value)
+                below.widen(frame.size)
+                stack.append(below)
                 break
-            frame.parts[key] = as_part(value, here, node.batch_size, td._plain)
+            frame.parts[key] = as_part(value, here, frame.size, td._plain)
         else:
             stack.pop()
             inside.discard(id(frame.other))
@@ -172,7 +174,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 size, names = td.batch_size, td._names
                 return make(whole.kid, whole.leaves, whole.statics, size, names)  # pyright: ignore[reportArgumentType]
             key = frame.path[-1]
-            surplus = stack[-1].parts[key].surplus
+            surplus = len(frame.size) - len(stack[-1].size)
             stack[-1].parts[key] = whole._replace(surplus=surplus)
 
 
@@ -199,15 +201,22 @@ def _holds_node(node: Node, key: str) -> bool:
 class _Merge:
     """One node being merged with one mapping or tree."""
 
-    __slots__ = ("node", "other", "parts", "path", "rest")
+    __slots__ = ("node", "other", "parts", "path", "rest", "size")
 
     def __init__(self, path: Path, node: Node, other: Any) -> None:
-        node.batch_size  # noqa: B018 - settles the schema that is read below
+        self.size = node.batch_size
         self.path = path
         self.node = node
         self.other = other
         self.rest: Iterator[Any] = iter(other.keys())
         self.parts = {key: _part_of(node, key) for key in node._schema.keys}
+
+    def widen(self, above: torch.Size) -> None:
+        """Take the batch size of the other node if this one has no leaf to say its."""
+        if isinstance(self.other, Node) and self.other._schema.n:
+            size = self.other.batch_size
+            if not self.node._schema.n and size[: len(above)] == above:
+                self.size = size
 
     def given(self, key: str) -> Any:
         """Return the new entry; a static of a tree is marked as what it is."""

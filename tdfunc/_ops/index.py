@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tdfunc._core._torch import inside_transform
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc.errors import TreeIndexError
@@ -61,6 +62,9 @@ def at_index(td: NodeT, index: Index) -> NodeT:
     if schema.n:
         single = plan[0] if len(plan) == 1 else plan
         try:
+            if td._leaves[0].numel() == 0:
+                # torch does not look at what indexes an empty tensor.
+                torch.empty(()).expand(size)[plan]
             leaves = tuple([leaf[single] for leaf in td._leaves])
         except IndexError as error:
             raise _bad(td, index, error) from error
@@ -103,7 +107,9 @@ def _normal(td: Node, index: Any) -> Any:
             "the index has more dims than the batch",
             expected=f"at most {dims} for batch_size={list(size)}",
             got=f"{used} in {_show(index)}",
-            fix="td.apply(lambda x: x[index], batch_size=...) reaches feature dims",
+            fix="td.apply(lambda x: x[index], batch_size=...) reaches feature dims"
+            if dims
+            else "td.with_batch_size([...]) declares batch dims",
         )
     if ellipsis >= 0:
         converted[ellipsis : ellipsis + 1] = [slice(None)] * (dims - used)
@@ -126,8 +132,9 @@ def _without_masks(td: Node, items: list[Any], index: Any) -> tuple[Any, ...]:
                 )
             at += dims
             mask = item.to(torch.bool)
-            if dims and len(td._leaves) > 1:
-                # One search for the whole tree instead of one for every leaf.
+            if dims and len(td._leaves) > 1 and not inside_transform():
+                # One search for the whole tree instead of one for every leaf; vmap has
+                # no rule for it, and says more about a mask than about the search.
                 out.extend(mask.nonzero(as_tuple=True))
             else:
                 out.append(mask)
@@ -233,7 +240,9 @@ def _out_of_range(td: Node, index: Any, dim: int) -> TreeIndexError:
     size = td.batch_size
     return TreeIndexError(
         f"index {index} is out of range for batch dim {dim}",
-        expected=f"{-size[dim]} to {size[dim] - 1} for batch_size={list(size)}",
+        expected=f"{-size[dim]} to {size[dim] - 1} for batch_size={list(size)}"
+        if size[dim]
+        else f"no index: the dim is empty, batch_size={list(size)}",
         got=index,
     )
 

@@ -318,7 +318,7 @@ def pow(td: NodeT, other: Any) -> NodeT:
 
 def radd(td: NodeT, other: Any) -> NodeT:
     """Return ``other + td``."""
-    return binary(td, other, lambda x, y: operator.add(y, x))
+    return binary(td, other, lambda x, y: operator.add(y, x), foreach_add)
 
 
 def rsub(td: NodeT, other: Any) -> NodeT:
@@ -328,7 +328,7 @@ def rsub(td: NodeT, other: Any) -> NodeT:
 
 def rmul(td: NodeT, other: Any) -> NodeT:
     """Return ``other * td``."""
-    return binary(td, other, lambda x, y: operator.mul(y, x))
+    return binary(td, other, lambda x, y: operator.mul(y, x), foreach_mul)
 
 
 def rtruediv(td: NodeT, other: Any) -> NodeT:
@@ -471,7 +471,7 @@ def equal(td: Node, other: object, *, equal_nan: bool = False) -> bool:
     """Return whether two trees are the same in everything but key order.
 
     Compares entries and node classes, statics, batch sizes (of nested nodes too),
-    and for every leaf dtype, shape and values. Names and devices are not compared.
+    and for every leaf device, dtype, shape and values. Dim names are not compared.
 
     Args:
         td: the tree.

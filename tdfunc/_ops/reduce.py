@@ -145,6 +145,10 @@ def _reduced(
     gone = sorted({as_dim(td, d) for d in given})
     if len(gone) != len(given):
         raise ShapeError("a dim comes twice", got=given)
+    if not gone:
+        # To torch, no dims are all dims.
+        leaves = _over(td, fn, [range(0)] * len(td._leaves), dtype, keepdim=False)
+        return make(schema, leaves, td._statics, size, td._names)
     leaves = map_leaves(
         schema, td._leaves, lambda x: fn(x, dim=gone, keepdim=keepdim, dtype=dtype)
     )

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdfunc._core.node import Node
 from tdfunc._ops import convert, join, pointwise, reduce, shape
+from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,13 +72,18 @@ _OPERATORS = {
 }
 
 
+# Torch's names of arguments that are the first ones here, in order.
+_POSITIONAL = ("tensors", "input", "other", "shape", "dims", "dim0", "dim1")
+_TAKEN = frozenset({"dim", "keepdim", "dtype"})
+
+
 def _either(
     forward: Callable[..., Any], reflected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    def call(left: Any, right: Any) -> Any:
-        if isinstance(left, _T):
-            return reflected(right, left)
-        return forward(left, right)
+    def call(input: Any, other: Any) -> Any:
+        if isinstance(input, _T):
+            return reflected(other, input)
+        return forward(input, other)
 
     return call
 
@@ -99,9 +106,30 @@ def torch_function(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Answer a call of a torch function that was given a tree."""
-    del types
+    """Answer a call of a torch function that was given a tree.
+
+    Raises:
+        OperandError: the function, or an argument of it, does not act on trees.
+    """
     own = _FUNCTIONS.get(func)
     if own is None:
+        if all([issubclass(kind, (Node, _T)) for kind in types]):
+            name = getattr(func, "__name__", str(func))
+            raise OperandError(
+                f"torch's {name!r} does not act on trees",
+                fix=f"td.apply(torch.{name}) acts on every leaf",
+            )
         return NotImplemented
-    return own(*args, **(kwargs or {}))
+    given = list(args)
+    named = dict(kwargs or {})
+    given += [named.pop(name) for name in _POSITIONAL if name in named]
+    if "axis" in named:
+        named["dim"] = named.pop("axis")
+    unknown = named.keys() - _TAKEN
+    if unknown:
+        raise OperandError(
+            f"torch's {func.__name__!r} of trees does not take all options",
+            expected=f"at most {', '.join(sorted(_TAKEN))}",
+            got=", ".join(sorted(unknown)),
+        )
+    return own(*given, **named)

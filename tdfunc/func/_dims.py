@@ -44,6 +44,7 @@ def in_dims(
         >>> torch.vmap(lambda t: t["x"] + t["w"].sum(), (dims,))(td).shape
         torch.Size([3, 2])
     """
+    size = td.batch_size
     dims: list[Any] = [_as_batch_dim(td, dim)] * td._schema.n
     for key, value in (overrides or {}).items():
         path = as_path(key)
@@ -52,7 +53,7 @@ def in_dims(
             raise missing(td, path)
         own = _as_batch_dim(td, value, found.surplus)
         dims[found.lo : found.hi] = [own] * (found.hi - found.lo)
-    return make(td._schema, tuple(dims), td._statics, td.batch_size, td._names)
+    return make(td._schema, tuple(dims), td._statics, size, td._names)
 
 
 def _as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:

@@ -117,6 +117,8 @@ def batch_sizes(
 ) -> SearchStrategy[torch.Size]:
     """Return a strategy for batch sizes; square ones and dims of size 0 included.
 
+    Sizes shrink to 1: a 0 in a failing example matters.
+
     Args:
         min_dims: least number of dims.
         max_dims: most dims.
@@ -132,8 +134,21 @@ def batch_sizes(
         torch.Size([2])
     """
     st = _load()
-    dims = st.integers(min_size, max_size)
-    return st.lists(dims, min_size=min_dims, max_size=max_dims).map(torch.Size)
+    sizes = _sizes(min_size, max_size)
+    any_size = st.lists(sizes, min_size=min_dims, max_size=max_dims)
+    # Where dims have one size, what was worked out from shapes goes wrong.
+    square = st.builds(
+        lambda size, dims: [size] * dims, sizes, st.integers(min_dims, max_dims)
+    )
+    return st.one_of(any_size, square).map(torch.Size)
+
+
+@cache
+def _sizes(least: int, most: int) -> SearchStrategy[int]:
+    """Return a strategy for the size of one dim that shrinks to 1."""
+    st = _load()
+    some = range(max(1, least), most + 1)
+    return st.sampled_from([*some, *some, *([0] if least == 0 else [])])
 
 
 def tensors(
@@ -232,7 +247,7 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         ...     assert_equal(td[rows][rows], td)
         >>> test_reversing_twice_is_the_identity()
         >>> find(tensordicts(), lambda td: td.batch_dims > 1)
-        TensorDict(batch_size=[0, 0], fields={})
+        TensorDict(batch_size=[1, 1], fields={})
     """
     if leaves is None:
         drawn = _as_dtypes(dtypes)
@@ -383,19 +398,22 @@ def _draw_tensor(
     st = _load()
     dtype = draw(dtypes)
     least, most = feature_dims
-    sizes = st.lists(st.integers(0, 3), min_size=least, max_size=most)
-    shape = (*prefix, *draw(sizes))
+    sizes = _sizes(0, 3)
+    if prefix:
+        # Features as long as the batch are easily taken for batch dims.
+        sizes = st.one_of(sizes, st.sampled_from(prefix))
+    shape = (*prefix, *draw(st.lists(sizes, min_size=least, max_size=most)))
     count = prod(shape)
     if elements is not None:
         values = draw(st.lists(elements, min_size=count, max_size=count))
         flat = torch.tensor(values, dtype=dtype)
     else:
         flat = _counted(count, dtype)
-        if special and count:
-            places = st.integers(0, count - 1)
-            changes = st.dictionaries(places, _elements(dtype), max_size=_MOST_CHANGES)
-            for place, value in draw(changes).items():
-                flat[place] = value
+        if special:
+            # Drawn for an empty tensor, too, so that it can shrink to a fuller one.
+            for place, value in draw(_changes(dtype)).items():
+                if count:
+                    flat[place % count] = value
     tensor = flat.reshape(shape)
     if contiguous is None:
         contiguous = not draw(st.booleans())
@@ -411,6 +429,12 @@ def _counted(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @cache
+def _changes(dtype: torch.dtype) -> SearchStrategy[dict[int, Any]]:
+    st = _load()
+    places = st.integers(0, 31)
+    return st.dictionaries(places, _elements(dtype), max_size=_MOST_CHANGES)
+
+
 def _elements(dtype: torch.dtype) -> SearchStrategy[Any]:
     """Return a strategy for any value of a dtype."""
     st = _load()
@@ -480,29 +504,24 @@ def _draw_draft(
     shape: _Shape,
     draw_leaf: Callable[[DrawFn, torch.Size], Any],
 ) -> _Draft:
-    """Draw how many nodes, leaves and statics there are, then where each of them is.
+    """Draw lists of nodes, leaves and statics, each of which chooses where it goes.
 
-    Counts come before contents, so that a failing tree shrinks to few entries; the
-    parent of each is drawn among all nodes so far, so that it shrinks to the root.
+    Lists, because hypothesis knows how to leave out their elements: a failing tree
+    shrinks to few entries. The parent of each is drawn among all nodes so far, so that
+    it shrinks to the root.
     """
     st = _load()
     root = _Draft(draw(shape.sizes))
     nodes = [root]
-    for _ in range(draw(st.integers(0, _MOST_NODES)) if shape.nested else 0):
-        parent = draw(st.sampled_from(nodes))
-        more = draw(_surplus()) if shape.surplus else ()
-        node = _Draft(torch.Size((*parent.size, *more)), len(more))
-        parent.entries[_new_key(draw, parent, shape.key)] = node
-        nodes.append(node)
-    for _ in range(draw(st.integers(*shape.leaves))):
-        node = draw(st.sampled_from(nodes))
-        leaf = draw_leaf(draw, node.size)
-        node.entries[_new_key(draw, node, shape.key)] = leaf
+    if shape.nested:
+        node = _composite(_add_node)(nodes, shape)
+        draw(st.lists(node, max_size=_MOST_NODES))
+    leaf = _composite(_add_leaf)(nodes, shape, draw_leaf)
+    least, most = shape.leaves
+    draw(st.lists(leaf, min_size=least, max_size=most))
     if shape.statics is not None:
-        for _ in range(draw(st.integers(0, _MOST_STATICS))):
-            node = draw(st.sampled_from(nodes))
-            value = draw(shape.statics)
-            node.entries[_new_key(draw, node, shape.key)] = value
+        static = _composite(_add_static)(nodes, shape, shape.statics)
+        draw(st.lists(static, max_size=_MOST_STATICS))
     for node in nodes:
         # Otherwise nodes would stand before leaves, and leaves before statics.
         if len(node.entries) > 1:
@@ -511,10 +530,45 @@ def _draw_draft(
     return root
 
 
+def _add_node(draw: DrawFn, nodes: list[_Draft], shape: _Shape) -> str:
+    """Draw a node into one of `nodes`, and return its key."""
+    st = _load()
+    parent = draw(st.sampled_from(nodes))
+    key = _new_key(draw, parent, shape.key)
+    more = draw(_surplus()) if shape.surplus else ()
+    node = _Draft(torch.Size((*parent.size, *more)), len(more))
+    parent.entries[key] = node
+    nodes.append(node)
+    return key
+
+
+def _add_leaf(
+    draw: DrawFn,
+    nodes: list[_Draft],
+    shape: _Shape,
+    draw_leaf: Callable[[DrawFn, torch.Size], Any],
+) -> str:
+    st = _load()
+    node = draw(st.sampled_from(nodes))
+    key = _new_key(draw, node, shape.key)
+    node.entries[key] = draw_leaf(draw, node.size)
+    return key
+
+
+def _add_static(
+    draw: DrawFn, nodes: list[_Draft], shape: _Shape, statics: SearchStrategy[Any]
+) -> str:
+    st = _load()
+    node = draw(st.sampled_from(nodes))
+    key = _new_key(draw, node, shape.key)
+    node.entries[key] = draw(statics)
+    return key
+
+
 @cache
 def _surplus() -> SearchStrategy[list[int]]:
     st = _load()
-    return st.lists(st.integers(0, 3), max_size=_MOST_SURPLUS)
+    return st.lists(_sizes(0, 3), max_size=_MOST_SURPLUS)
 
 
 def _new_key(draw: DrawFn, node: _Draft, key: SearchStrategy[str]) -> str:
@@ -540,7 +594,7 @@ def _draw_tree(
     def draw_leaf(draw: DrawFn, size: torch.Size) -> torch.Tensor:
         if shared:
             fitting = [x for x in seen if x.shape[: len(size)] == size]
-            if fitting and draw(st.integers(0, 5)) == 5:
+            if fitting and draw(st.integers(0, 3)) == 3:  # noqa: PLR2004 - one in four
                 return draw(st.sampled_from(fitting))
         leaf = draw(leaves(size))
         seen.append(leaf)
@@ -668,11 +722,11 @@ def _draw_index(
     # Where a tuple has an Ellipsis torch counts any sequence as one dim.
     spread = ellipsis and draw(st.booleans())
     how: _Advanced | None = None
-    if advanced and draw(st.booleans()):
-        shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-        length = shape[-1] if shape else draw(st.integers(0, 3))
+    if advanced and draw(st.integers(0, 3)):
+        shape = tuple(draw(st.lists(_sizes(0, 3), max_size=2)))
+        length = shape[-1] if shape else draw(_sizes(0, 3))
         how = _Advanced(shape, length, masks=masks, arrays=arrays, spread=spread)
-    front = draw(st.integers(0, len(size)))
+    front = draw(st.sampled_from([*range(len(size) + 1), len(size)]))
     items = _draw_items(draw, size[:front], how, new_dims=new_dims)
     if spread:
         back = draw(st.integers(0, len(size) - front))
@@ -699,17 +753,17 @@ def _draw_items(
     items: list[Any] = []
     dim = 0
     while True:
-        if new_dims and draw(st.integers(0, 4)) == 4:  # noqa: PLR2004 - one in five
+        if new_dims and draw(st.integers(0, 9)) == 9:  # noqa: PLR2004 - one in ten
             items.append(None)
-        if how is not None and how.masks and draw(st.integers(0, 9)) == 9:  # noqa: PLR2004
+        if how is not None and how.masks and draw(st.integers(0, 19)) == 19:  # noqa: PLR2004
             # False chooses no row, which broadcasts with nothing but 0 and 1.
             items.append(draw(_flags(how)))
         if dim == len(size):
             return items
         kinds = [_draw_slice] if not size[dim] else [_draw_slice, _draw_int]
         if how is not None:
-            # Twice: an index in which nothing is advanced is drawn anyway.
-            kinds += [_draw_rows, _draw_rows, _draw_range]
+            # More often: an index in which nothing is advanced is drawn anyway.
+            kinds += [_draw_rows, _draw_rows, _draw_rows, _draw_range]
             kinds += [_draw_mask, _draw_mask] if how.masks else []
         item, used = draw(st.sampled_from(kinds))(draw, size[dim:], how)
         items.append(item)
@@ -749,9 +803,10 @@ def _draw_rows(
     """Draw an index of rows whose shape broadcasts to that of the others."""
     assert how is not None
     st = _load()
-    shape = how.shape[draw(st.integers(0, len(how.shape))) :] or (1,)
-    ones = draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
-    shape = [1 if one else n for n, one in zip(shape, ones, strict=True)]
+    start = draw(st.sampled_from([0, *range(len(how.shape) + 1)]))
+    shape = list(how.shape[start:]) or [1]
+    if draw(st.integers(0, 2)) == 2:  # noqa: PLR2004 - one in three
+        shape[draw(st.integers(0, len(shape) - 1))] = 1
     if not size[0]:
         # There is no row to take, so none may be taken.
         if how.length:

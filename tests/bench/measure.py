@@ -3,7 +3,8 @@
 All sides of a case run in one process, round by round, in an order that rotates, with
 the garbage collector off inside a round and run between rounds. A ratio is the median
 over rounds of one side's time over another's *in the same round*, so that a machine
-whose speed changes, or that others use too, changes both.
+whose speed changes changes both. Time is CPU time of this thread, on which everything
+runs if torch uses one: what others do on the machine is not counted.
 """
 
 from __future__ import annotations

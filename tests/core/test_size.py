@@ -177,8 +177,8 @@ import gc, pickle, sys, threading
 sys.path.insert(0, {str(__file__)!r}.rsplit("/", 3)[0])
 from tests.core.test_size import *
 
-def work():
-    for width in (True, False):
+def work(kinds):
+    for width in kinds:
         td = TensorDict(wide_mapping() if width else deep_mapping(), 2)
         data = pickle.dumps(td)
         out = pytree.tree_map(lambda x: x + 1, td) + td
@@ -190,9 +190,9 @@ def work():
         del again
         gc.collect()
 
-work()
+work([True, False])
 # Threads have small stacks.
-thread = threading.Thread(target=work)
+thread = threading.Thread(target=work, args=([False],))
 thread.start()
 thread.join()
 print("done")
@@ -205,6 +205,16 @@ def test_freeing_it_does_not_overflow_the_stack() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
+
+
+@pytest.mark.parametrize("merge", [TensorDict.update, TensorDict.replace])
+def test_merging_deep_trees_is_not_cubic_in_the_depth(
+    deep: TensorDict, merge: Any
+) -> None:
+    other = deep * 2
+    start = time.perf_counter()
+    merge(deep, other)
+    assert time.perf_counter() - start < 10
 
 
 @pytest.mark.parametrize(

@@ -513,3 +513,15 @@ def test_trees_on_the_meta_device_are_indexed_by_masks_of_the_cpu() -> None:
         # A default device does not reach the index, nor the dummy of an empty tree.
         assert TensorDict({"x": T([1.0, 2.0, 3.0])}, 3)[[0, 1]].batch_size == Size((2,))
         assert TensorDict({"s": "text"}, 3)[[0, 1]].batch_size == Size((2,))
+
+
+def test_any_object_with_an_index_is_an_int() -> None:
+    class Row:
+        def __index__(self) -> int:
+            return 2
+
+    td = TensorDict({"x": ramp(3, 4), "y": ramp(3)}, 3)
+    indices: list[Any] = [Row(), (Row(),), (None, Row())]
+    for index in indices:
+        assert td[index].batch_size == torch.empty(3)[index].shape
+        assert same(td[index]["y"], ramp(3)[index])

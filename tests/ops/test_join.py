@@ -251,3 +251,12 @@ def test_torch_refuses_a_list_that_begins_with_a_tensor(join: Any) -> None:
     td = TensorDict({"x": ramp(2)}, 2)
     with pytest.raises(OperandError, match="argument 0 is no tree"):
         join([ramp(2), td])
+
+
+@pytest.mark.parametrize("join", [tdfunc.stack, tdfunc.cat])
+def test_what_torch_refuses_for_another_reason_names_the_leaf(join: Any) -> None:
+    a = TensorDict({"x": ramp(2), "n": {"y": ramp(2)}}, 2)
+    b = a.set(("n", "y"), ramp(2).to_sparse())
+    with pytest.raises(RuntimeError) as caught:
+        join([a, b])
+    assert any("td['n', 'y']" in note for note in caught.value.__notes__)

@@ -248,3 +248,16 @@ def test_the_message_of_a_missing_entry_reads_as_python() -> None:
     td = TensorDict({"a.b": ramp(3, 2), "it's": ramp(3)}, 3)
     with pytest.raises(BatchSizeError, match=re.escape("td['a.b']")):
         td.apply(lambda x: x.sum(0) if x.dim() == 2 else x)
+
+
+def test_a_function_that_raises_stop_iteration_does_not_cut_the_tree_short() -> None:
+    td = TensorDict({"a": ramp(3), "n": {"b": ramp(3, 4)}}, 3)
+
+    def fn(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        if x.dim() == 2:
+            raise StopIteration
+        return x
+
+    for use in (*both(td, fn), *both(td, fn, td)):
+        with pytest.raises(RuntimeError, match=re.escape("td['n', 'b']")):
+            use()

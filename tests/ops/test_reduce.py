@@ -205,3 +205,24 @@ def test_reductions_differentiate_and_map() -> None:
     )
     out = torch.vmap(lambda t: t.sum(reduce=True))(td)
     assert same(out, ramp(3, 2).sum(1) + ramp(3))
+
+
+def test_one_mean_of_all_leaves_wants_a_dtype_for_integers_too() -> None:
+    td = TensorDict({"x": ramp(2), "n": {"i": torch.tensor([1, 2])}}, 2)
+    for dim in (None, "feature"):
+        with pytest.raises(OperandError) as caught:
+            td.mean(dim, reduce=True)
+        text = str(caught.value)
+        assert "integers have no mean of their own dtype" in text
+        assert "at td['n', 'i']" in text
+        assert "got torch.int64" in text
+        assert "dtype=torch.float32" in text
+    assert td.mean(reduce=True, dtype=torch.float32).item() == 1
+    assert td.mean("feature", reduce=True, dtype=torch.float32).tolist() == [0.5, 1.5]
+
+
+def test_no_dims_reduce_nothing() -> None:
+    td = TensorDict({"x": torch.ones(3, 4)}, 3)
+    for dims in ([], ()):
+        assert td.sum(dims)["x"].shape == (3, 4)
+        assert td.mean(dims).batch_size == (3,)
