@@ -49,7 +49,9 @@ def test_apply_pairs_other_trees_by_path(td: TensorDict, data: st.DataObject) ->
     entries = dict(data.draw(st.permutations(list(model.entries.items()))))
     other = m.build(m.Model(model.size, entries)).apply(lambda x: x.to(torch.complex64))
 
-    found = assert_pure(td.apply, lambda x, y, z: torch.stack([x + y, z], -1), other, other)
+    found = assert_pure(
+        td.apply, lambda x, y, z: torch.stack([x + y, z], -1), other, other
+    )
 
     assert_valid(found)
     assert td.keys(True) == found.keys(True)

@@ -84,7 +84,9 @@ def trees(**flags: Any) -> st.SearchStrategy[TensorDict]:
     return tensordicts(leaves=operands, max_leaves=3, **flags)
 
 
-NUMBERS = st.sampled_from([0, 1, 2, -1, True, False, 0.5, -2.0, 1e30, math.inf, 2j, 1 + 1j])
+NUMBERS = st.sampled_from(
+    [0, 1, 2, -1, True, False, 0.5, -2.0, 1e30, math.inf, 2j, 1 + 1j]
+)
 
 
 def assert_same_result(
@@ -266,7 +268,9 @@ def test_trees_of_the_same_shape_pair_leaf_by_leaf(
     entries = dict(data.draw(st.permutations(list(model.entries.items()))))
 
     def recast(x: torch.Tensor) -> torch.Tensor:
-        return data.draw(filled(data.draw(st.sampled_from([x.dtype, *m.DTYPES])), x.shape))
+        return data.draw(
+            filled(data.draw(st.sampled_from([x.dtype, *m.DTYPES])), x.shape)
+        )
 
     other = m.mapped(m.Model(model.size, entries), recast)
 

@@ -83,7 +83,9 @@ def test_tree_from_read_only_buffers_can_be_written(td: TensorDict) -> None:
 
 
 @given(tensordicts(max_leaves=3), PROTOCOLS)
-def test_pickle_of_a_row_has_the_bytes_of_the_row(td: TensorDict, protocol: int) -> None:
+def test_pickle_of_a_row_has_the_bytes_of_the_row(
+    td: TensorDict, protocol: int
+) -> None:
     """Not those of the storage that it is a view of."""
     many = td.expand(300, *td.batch_size).clone()
 

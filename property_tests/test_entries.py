@@ -48,7 +48,9 @@ def test_what_goes_in_comes_out(size: torch.Size, data: st.DataObject) -> None:
 
     assert tuple(entries) == td.keys()
     assert tuple(nested) == td["nested"].keys()
-    assert all(td[key] is entries[key] for key in drawn if key not in {"nested", "text"})
+    assert all(
+        td[key] is entries[key] for key in drawn if key not in {"nested", "text"}
+    )
     assert all(td["nested", key] is x for key, x in nested.items())
     assert size == td.batch_size == td["nested"].batch_size
     assert "value" == td["text"]
@@ -185,7 +187,9 @@ class Entries(RuleBasedStateMachine):
         )
         mappings = st.dictionaries(NARROW, tensors(size), max_size=2)
         return data.draw(
-            st.one_of(tensors(size), mappings, st.text(max_size=2), nodes, other, tensors())
+            st.one_of(
+                tensors(size), mappings, st.text(max_size=2), nodes, other, tensors()
+            )
             if data.draw(st.booleans(), label="any kind")
             else tensors(size),
             label="value",
@@ -278,9 +282,7 @@ class Entries(RuleBasedStateMachine):
         if strict:
             self.refuse(KeyError, "select", path)
         else:
-            self.step(
-                "select", lambda: m.select(self.model, set()), path, strict=False
-            )
+            self.step("select", lambda: m.select(self.model, set()), path, strict=False)
 
     @rule(data=st.data())
     def step_into(self, data: st.DataObject) -> None:

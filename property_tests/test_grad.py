@@ -104,7 +104,9 @@ def test_grad_and_value_agree_with_both(td: TensorDict, loss: Any) -> None:
     assert_equal(td * 2, aux)
 
 
-@given(params(st.lists(st.integers(1, 3), min_size=1, max_size=2).map(torch.Size)), losses)
+@given(
+    params(st.lists(st.integers(1, 3), min_size=1, max_size=2).map(torch.Size)), losses
+)
 def test_vmap_of_grad_is_a_loop(td: TensorDict, loss: Any) -> None:
     """The gradient of each row alone."""
     found = assert_pure(torch.vmap(torch.func.grad(loss)), td)

@@ -100,7 +100,9 @@ def _block(parts: list[tuple[Any, list[str | None]]]) -> list[str | None]:
     shapes = []
     for item, _ in parts:
         flag = isinstance(item, bool) or item.dtype == torch.bool
-        shapes.append((int(torch.as_tensor(item).sum()),) if flag else tuple(item.shape))
+        shapes.append(
+            (int(torch.as_tensor(item).sum()),) if flag else tuple(item.shape)
+        )
     dims = len(torch.broadcast_shapes(*shapes))
     if len(parts) == 1 and dims == 1 and len(parts[0][1]) == 1:
         return parts[0][1]

@@ -26,7 +26,9 @@ def alike(
     count = draw(st.integers(least, most))
     out = [td]
     for i in range(1, count):
-        model = m.mapped(m.read(td), lambda x, i=i: (x.roll(i) if x.numel() else x).clone())
+        model = m.mapped(
+            m.read(td), lambda x, i=i: (x.roll(i) if x.numel() else x).clone()
+        )
         flip = draw(st.booleans())
         entries = dict(reversed(model.entries.items())) if flip else model.entries
         other = m.build(m.Model(model.size, entries))
@@ -38,9 +40,7 @@ def positions(dims: int) -> st.SearchStrategy[int]:
     return st.integers(-dims, dims - 1)
 
 
-def joined(
-    models: list[m.Model], fn: Any, resize: Any
-) -> m.Model:
+def joined(models: list[m.Model], fn: Any, resize: Any) -> m.Model:
     """Return the model of `fn` over the tensors at each path of several models."""
 
     def at(path: m.Path) -> Any:
@@ -166,7 +166,9 @@ def test_slices_undo_cat(tds: list[TensorDict], data: st.DataObject) -> None:
 @given(tensordicts(key=st.sampled_from("ab"), max_leaves=2, names=False), st.data())
 def test_only_trees_alike_can_be_joined(td: TensorDict, data: st.DataObject) -> None:
     """What differs in entries, statics or shapes raises; nothing is dropped."""
-    other = data.draw(tensordicts(td.batch_size, key=st.sampled_from("ab"), max_leaves=2))
+    other = data.draw(
+        tensordicts(td.batch_size, key=st.sampled_from("ab"), max_leaves=2)
+    )
     one, two = m.read(td), m.read(other)
     paths = {path: value for path, value, _ in m.walk(one)}
     others = {path: value for path, value, _ in m.walk(two)}

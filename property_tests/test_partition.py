@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KINDS: dict[str, Callable[[torch.dtype], bool]] = {
-    "floating": lambda d: d in {torch.float16, torch.bfloat16, torch.float32, torch.float64},
+    "floating": lambda d: (
+        d in {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    ),
     "complex": lambda d: d == torch.complex64,
     "inexact": lambda d: KINDS["floating"](d) or KINDS["complex"](d),
     "integer": lambda d: d in {torch.int64, torch.int32, torch.uint8},

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Draw = Any
 Call = tuple[Any, ...]  # the function and its arguments, the tree among them
 
+
 def dim_of(draw: Draw, td: TensorDict, extra: int = 0) -> int:
     dims = td.batch_dims + extra
     assume(dims)
@@ -49,7 +50,10 @@ def path_in(draw: Draw, td: TensorDict) -> Any:
 
 def entries_for(draw: Draw, td: TensorDict) -> dict[str, Any]:
     mapping = st.dictionaries(keys(), tensors(td.batch_size), max_size=2)
-    return draw(mapping) | {"nested": draw(mapping), "list": [1.0] * (td.batch_size == ())}
+    return draw(mapping) | {
+        "nested": draw(mapping),
+        "list": [1.0] * (td.batch_size == ()),
+    }
 
 
 def operand_for(draw: Draw, td: TensorDict) -> Any:
@@ -69,7 +73,13 @@ def binary(fn: Callable[..., Any]) -> Callable[[Draw, TensorDict], Call]:
 def split(draw: Draw, td: TensorDict) -> Any:
     return draw(
         st.sampled_from(
-            ["floating", "integer", "bool", torch.float32, lambda path, x: len(path) > 1]
+            [
+                "floating",
+                "integer",
+                "bool",
+                torch.float32,
+                lambda path, x: len(path) > 1,
+            ]
         )
     )
 
@@ -121,7 +131,11 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     ),
     # _ops.leafwise
     "apply": lambda draw, td: (tdfunc.apply, td, lambda x, y: x == y, td),
-    "named_apply": lambda draw, td: (tdfunc.named_apply, td, lambda name, x: x[..., None]),
+    "named_apply": lambda draw, td: (
+        tdfunc.named_apply,
+        td,
+        lambda name, x: x[..., None],
+    ),
     # _ops.shape
     "reshape": lambda draw, td: (tdfunc.reshape, td, (1, *td.batch_size, 1)),
     "unsqueeze": lambda draw, td: (tdfunc.unsqueeze, td, dim_of(draw, td, 1)),
@@ -202,7 +216,9 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "radd": lambda draw, td: (operator.add, torch.ones(td.batch_size), td),
     "vmap": lambda draw, td: (
         torch.vmap(lambda t: t + t),
-        td if td.batch_dims and td.batch_size[0] else td[None].expand(2, *td.batch_size),
+        td
+        if td.batch_dims and td.batch_size[0]
+        else td[None].expand(2, *td.batch_size),
     ),
 }
 
@@ -232,9 +248,11 @@ def inputs(draw: st.DrawFn) -> TensorDict:
     td = draw(tensordicts(max_leaves=3))
     if draw(st.booleans()):
         td = td.apply(
-            lambda x: x.detach().requires_grad_()
-            if x.is_floating_point() or x.is_complex()
-            else x
+            lambda x: (
+                x.detach().requires_grad_()
+                if x.is_floating_point() or x.is_complex()
+                else x
+            )
         )
     return td
 
@@ -256,9 +274,7 @@ def test_operation_is_pure(name: str, td: TensorDict, data: st.DataObject) -> No
 
 
 @given(tensordicts(max_leaves=3), st.data())
-def test_results_share_what_did_not_change(
-    td: TensorDict, data: st.DataObject
-) -> None:
+def test_results_share_what_did_not_change(td: TensorDict, data: st.DataObject) -> None:
     """Setting, dropping and selecting entries copies nothing."""
     key = data.draw(keys())
     leaves = {path: x for path, x, _ in m.leaves(m.read(td)) if path[0] != key}

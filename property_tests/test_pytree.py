@@ -69,7 +69,10 @@ def reordered(draw: st.DrawFn, tds: st.SearchStrategy[TensorDict]) -> Any:
         entries = dict(draw(st.permutations(list(model.entries.items()))))
         return m.Model(
             model.size,
-            {k: shuffled(v) if isinstance(v, m.Model) else v for k, v in entries.items()},
+            {
+                k: shuffled(v) if isinstance(v, m.Model) else v
+                for k, v in entries.items()
+            },
         )
 
     return td, m.build(shuffled(m.read(td)))
@@ -237,7 +240,9 @@ def test_accessors_of_optree_read_the_leaves(td: TensorDict) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys(), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(keys(), inner, max_size=2)
+    ),
     max_leaves=3,
 ).map(NonTensorData)
 

@@ -140,7 +140,9 @@ def test_size_is_the_same_whenever_it_is_asked(
 @given(
     tensordicts(
         st.lists(st.sampled_from([2, 3]), max_size=2).map(torch.Size),
-        leaves=lambda size: tensors(size, feature_dims=(0, 2)).filter(torch.Tensor.numel),
+        leaves=lambda size: tensors(size, feature_dims=(0, 2)).filter(
+            torch.Tensor.numel
+        ),
         min_leaves=1,
         max_leaves=3,
         shared=False,

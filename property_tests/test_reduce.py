@@ -60,9 +60,7 @@ def test_batch_dims_reduce_each_leaf(
 
 @each_reduction
 @given(td=tensordicts(leaves=numbers), keepdim=st.booleans())
-def test_feature_dims_reduce_each_leaf(
-    fn: Any, td: TensorDict, keepdim: bool
-) -> None:
+def test_feature_dims_reduce_each_leaf(fn: Any, td: TensorDict, keepdim: bool) -> None:
     """The features of a leaf are what follows the batch dims of its own node."""
     found = assert_pure(getattr(td, fn.__name__), "feature", keepdim)
 

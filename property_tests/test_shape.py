@@ -12,7 +12,13 @@ from hypothesis import assume, given
 
 from property_tests import model as m
 from tdfunc import TensorDict
-from tdfunc.testing import assert_equal, assert_pure, assert_valid, batch_sizes, tensordicts
+from tdfunc.testing import (
+    assert_equal,
+    assert_pure,
+    assert_valid,
+    batch_sizes,
+    tensordicts,
+)
 
 
 @st.composite
@@ -197,9 +203,7 @@ def test_other_batch_size_reads_the_same_leaves(
     leaves = [x for _, x, _ in m.leaves(m.read(td))]
     longest = min([x.dim() for x in leaves], default=td.batch_dims)
     shared = [
-        n
-        for n in range(longest + 1)
-        if len({tuple(x.shape[:n]) for x in leaves}) <= 1
+        n for n in range(longest + 1) if len({tuple(x.shape[:n]) for x in leaves}) <= 1
     ]
     dims = data.draw(st.sampled_from(shared))
     size = leaves[0].shape[:dims] if leaves else td.batch_size[:dims]
@@ -213,7 +217,11 @@ def test_other_batch_size_reads_the_same_leaves(
         assert found[path] is x
     # Nested nodes keep what batch dims they have where the parent leaves them.
     for path, node, _ in m.walk(m.settled(m.read(td))):
-        if isinstance(node, m.Model) and node.has_leaves() and node.size != td.batch_size:
+        if (
+            isinstance(node, m.Model)
+            and node.has_leaves()
+            and node.size != td.batch_size
+        ):
             most = max(len(node.size), dims)
             assert most == found[path].batch_dims
     again = found.with_batch_size(td.batch_size)

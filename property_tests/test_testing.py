@@ -74,7 +74,13 @@ def test_any_drawn_key_is_a_non_empty_string(key: str) -> None:
     assert key
 
 
-@given(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2), st.integers(0, 2), st.data())
+@given(
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.data(),
+)
 def test_batch_sizes_keep_their_bounds(
     least: int, more: int, low: int, range_: int, data: st.DataObject
 ) -> None:
@@ -157,13 +163,13 @@ def test_schema_without_surplus(schema: Schema) -> None:
 def test_basic_index_is_basic(index: Any) -> None:
     items = index if isinstance(index, tuple) else (index,)
 
-    assert all(item is None or isinstance(item, (int, slice, type(...))) for item in items)
+    assert all(
+        item is None or isinstance(item, (int, slice, type(...))) for item in items
+    )
     assert not any(isinstance(item, bool) for item in items)
 
 
-@given(
-    indices([2, 3], masks=False, new_dims=False, ellipsis=False, arrays=False)
-)
+@given(indices([2, 3], masks=False, new_dims=False, ellipsis=False, arrays=False))
 def test_index_without_its_parts(index: Any) -> None:
     items = index if isinstance(index, tuple) else (index,)
 
@@ -184,11 +190,16 @@ AWKWARD_TREES: dict[str, Callable[[TensorDict], Any]] = {
     "empty": lambda td: not td.keys(),
     "a scalar": lambda td: any(x.dim() == 0 for x in leaves(td)),
     "a batch of nothing": lambda td: 0 in td.batch_size and leaves(td),
-    "a square batch with features as long": lambda td: td.batch_dims > 1
-    and any(x.dim() > td.batch_dims and {*x.shape} in ({2}, {3}) for x in leaves(td)),
+    "a square batch with features as long": lambda td: (
+        td.batch_dims > 1
+        and any(
+            x.dim() > td.batch_dims and {*x.shape} in ({2}, {3}) for x in leaves(td)
+        )
+    ),
     "an empty node": lambda td: any(not node.entries for node in nodes(td)),
     "a node of statics": lambda td: any(
-        node.entries and all(isinstance(v, NonTensorData) for v in node.entries.values())
+        node.entries
+        and all(isinstance(v, NonTensorData) for v in node.entries.values())
         for node in nodes(td)
     ),
     "three levels": lambda td: any(len(path) > 2 for path in td.keys(True) if path),
@@ -250,30 +261,38 @@ AWKWARD_INDICES: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda i: isinstance(i, tuple) and not i,
     "a list alone": lambda i: isinstance(i, list) and len(i) > 1,
     "a mask alone": lambda i: isinstance(i, torch.Tensor) and i.dtype == torch.bool,
-    "a nested list": has(lambda x: isinstance(x, list) and x and isinstance(x[0], list)),
+    "a nested list": has(
+        lambda x: isinstance(x, list) and x and isinstance(x[0], list)
+    ),
     "a tuple in a tuple": has(lambda x: isinstance(x, tuple) and len(x) > 1),
-    "a mask of two dims": has(lambda x: isinstance(x, torch.Tensor) and x.dtype == torch.bool and x.dim() == 2),
+    "a mask of two dims": has(
+        lambda x: isinstance(x, torch.Tensor) and x.dtype == torch.bool and x.dim() == 2
+    ),
     "an array": has(lambda x: isinstance(x, np.ndarray)),
     "a NumPy int": has(lambda x: isinstance(x, np.integer)),
     "a range": has(lambda x: isinstance(x, range) and len(x) == 1),
     "True": has(lambda x: x is True),
     "False": has(lambda x: x is False),
     "a tensor without dims": has(
-        lambda x: isinstance(x, torch.Tensor) and x.dim() == 0 and x.dtype == torch.int64
+        lambda x: (
+            isinstance(x, torch.Tensor) and x.dim() == 0 and x.dtype == torch.int64
+        )
     ),
     "no rows": has(lambda x: isinstance(x, torch.Tensor) and x.shape == (0,)),
     "a step": has(lambda x: isinstance(x, slice) and x.step == 2),
-    "advanced items apart": lambda i: isinstance(i, tuple)
-    and len(i) == 3
-    and isinstance(i[1], slice)
-    and rows_of(i[0])
-    and rows_of(i[2]),
-    "None behind an Ellipsis": lambda i: isinstance(i, tuple)
-    and len(i) > 1
-    and i[-2] is Ellipsis
-    and i[-1] is None,
-    "rows that broadcast": lambda i: isinstance(i, tuple)
-    and len({rows_of(x) for x in i} - {None, ()}) > 1,
+    "advanced items apart": lambda i: (
+        isinstance(i, tuple)
+        and len(i) == 3
+        and isinstance(i[1], slice)
+        and rows_of(i[0])
+        and rows_of(i[2])
+    ),
+    "None behind an Ellipsis": lambda i: (
+        isinstance(i, tuple) and len(i) > 1 and i[-2] is Ellipsis and i[-1] is None
+    ),
+    "rows that broadcast": lambda i: (
+        isinstance(i, tuple) and len({rows_of(x) for x in i} - {None, ()}) > 1
+    ),
 }
 
 
@@ -424,7 +443,11 @@ IMPURE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
     ),
     "a set": (set, lambda items: items.add(1), "args[0]: became {1}"),
     "a buffer": (holder, lambda module: module.count.add_(1), "['count']"),
-    "a flag of a module": (holder, torch.nn.Module.eval, "other objects at ['training']"),
+    "a flag of a module": (
+        holder,
+        torch.nn.Module.eval,
+        "other objects at ['training']",
+    ),
     "an attribute of a module": (holder, lambda h: h.notes.append(""), "['notes']"),
     "the leaves of a tree": (
         sample,
@@ -487,7 +510,13 @@ def test_odd_tensors_can_be_watched() -> None:
     with torch.inference_mode():
         inference = torch.zeros(2)
 
-    assert_pure(lambda *args: None, sparse, meta, inference, torch.zeros(2).to(torch.cfloat).conj())
+    assert_pure(
+        lambda *args: None,
+        sparse,
+        meta,
+        inference,
+        torch.zeros(2).to(torch.cfloat).conj(),
+    )
     with pytest.raises(AssertionError, match="bytes changed"):
         assert_pure(lambda x: x.mul_(2), sparse)
 
@@ -504,7 +533,10 @@ UNEQUAL: dict[str, tuple[TensorDict, list[str]]] = {
         other(x=torch.tensor([0.0, 2.0])),
         ["td['x']: 1 of 2 values differ, first 0.0 and 2.0 at [1]"],
     ),
-    "dtype": (other(x=torch.zeros(2).int()), ["td['x']: dtype torch.float32 and torch.int32"]),
+    "dtype": (
+        other(x=torch.zeros(2).int()),
+        ["td['x']: dtype torch.float32 and torch.int32"],
+    ),
     "shape": (other(x=torch.zeros(2, 1)), ["td['x']: shape [2] and [2, 1]"]),
     "static": (other(s="a"), ["td['s']: a static [1] and a static 'a'"]),
     "static of the same type": (other(s=NonTensorData([2])), ["td['s']: [1] and [2]"]),
@@ -535,9 +567,14 @@ def test_differences_are_listed(name: str) -> None:
 
 
 def test_nested_batch_size_is_compared() -> None:
-    a, b = (TensorDict({"n": TensorDict({"y": torch.ones(2, 3)}, k)}, 2) for k in (2, [2, 3]))
+    a, b = (
+        TensorDict({"n": TensorDict({"y": torch.ones(2, 3)}, k)}, 2)
+        for k in (2, [2, 3])
+    )
 
-    with pytest.raises(AssertionError, match=r"td\['n'\]: batch size \[2\] and \[2, 3\]"):
+    with pytest.raises(
+        AssertionError, match=r"td\['n'\]: batch size \[2\] and \[2, 3\]"
+    ):
         assert_equal(a, b)
 
 
@@ -553,7 +590,9 @@ def test_order_and_names_are_compared_on_request() -> None:
 
 
 def test_nan_and_tolerance() -> None:
-    a, b = (TensorDict({"x": torch.tensor([float("nan"), v])}) for v in (1.0, 1.0 + 1e-5))
+    a, b = (
+        TensorDict({"x": torch.tensor([float("nan"), v])}) for v in (1.0, 1.0 + 1e-5)
+    )
 
     assert_equal(a, a)
     assert_equal(a, b, rtol=1e-3)
@@ -614,7 +653,10 @@ INVALID: dict[str, tuple[Any, str]] = {
         corrupted(PLAIN, batch_size=torch.Size([2, 3])),
         "td['x']: 2 dims, but 2 batch dims and feature rank 1",
     ),
-    "no tensor": (corrupted(PLAIN, leaves=(None,)), "td['x']: a NoneType, not a tensor"),
+    "no tensor": (
+        corrupted(PLAIN, leaves=(None,)),
+        "td['x']: a NoneType, not a tensor",
+    ),
     "too few leaves": (
         corrupted(PLAIN, leaves=()),
         "0 leaves and 0 statics with a schema of 1 and 0",
@@ -625,7 +667,14 @@ INVALID: dict[str, tuple[Any, str]] = {
     ),
     "a nested leaf": (
         corrupted(
-            TensorDict({"n": TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2, 3])}, 2),
+            TensorDict(
+                {
+                    "n": TensorDict(
+                        {"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2, 3]
+                    )
+                },
+                2,
+            ),
             leaves=(torch.zeros(2, 3), torch.zeros(2, 4)),
         ),
         "td['n', 'b']: shape [2, 4] does not start with the batch size [2, 3]",

@@ -143,7 +143,8 @@ def test_dims_by_leaf_are_a_loop(td: TensorDict, data: st.DataObject) -> None:
     others = [None, *[i for i, n in enumerate(size) if n == size[dim]]]
     paths = [path for path, *_ in m.leaves(model)]
     overrides = data.draw(
-        st.dictionaries(st.sampled_from(paths), st.sampled_from(others)), label="overrides"
+        st.dictionaries(st.sampled_from(paths), st.sampled_from(others)),
+        label="overrides",
     )
     dims = {path: overrides.get(path, dim) for path in paths}
     assume(any(d is not None for d in dims.values()))

@@ -449,7 +449,7 @@ def missing(node: Node, path: Path) -> MissingKeyError | PathThroughLeafError:
             path=path,
             expected="a node",
             got=kind,
-            fix=f"{show_path(leaf)} reads it, td.set({short(leaf)!r}, {{}}) replaces it",
+            fix=f"{show_path(leaf)} reads it; td.set(path, {{}}) makes it a node",
         )
     return MissingKeyError(
         "there is no such entry",
@@ -488,12 +488,11 @@ def size_at(node: Node, path: Path) -> torch.Size:
     A node without leaves has that of the node above it.
     """
     size = node.batch_size
-    for end in range(len(path), 0, -1):
-        found = node._schema.find(path[:end])
-        if found is not None and found.surplus:
-            for leaf in node._leaves[found.lo : found.hi]:
-                if isinstance(leaf, torch.Tensor):
-                    return leaf.shape[: len(size) + found.surplus]
+    lo, hi, surplus = node._schema.sized(path)
+    if surplus:
+        for leaf in node._leaves[lo:hi]:
+            if isinstance(leaf, torch.Tensor):
+                return leaf.shape[: len(size) + surplus]
     return size
 
 

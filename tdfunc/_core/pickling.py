@@ -43,7 +43,7 @@ def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Packed:
     A view sends its own elements, never the storage behind it. A leaf that occurs
     twice is sent once and stays one tensor.
     """
-    wrap = _Buffered if protocol >= _BUFFER_PROTOCOL else _wrap_new_dtype
+    wrap = _Buffered if protocol >= _BUFFER_PROTOCOL else _without_buffers
     places: dict[int, int] = {}
     packed: list[Any] = []
     order: list[int] = []
@@ -71,8 +71,12 @@ def _is_plain(leaf: Any) -> bool:
     )
 
 
-def _wrap_new_dtype(leaf: torch.Tensor) -> Any:
-    return leaf if leaf.dtype in _OLD_DTYPES else _Bytes(leaf)
+def _without_buffers(leaf: torch.Tensor) -> Any:
+    if leaf.dtype not in _OLD_DTYPES:
+        return _Bytes(leaf)
+    # torch pickles the whole storage behind a view.
+    whole = leaf.untyped_storage().nbytes() == leaf.nbytes
+    return leaf if whole else leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 class _Buffered:

@@ -369,6 +369,22 @@ class Schema:
                 return path[:end]
         return ()
 
+    def sized(self, path: Path) -> tuple[int, int, int]:
+        """Return `(first leaf, end, surplus)` of the deepest node here with leaves.
+
+        Any leaf in that range starts with the batch size of the node at `path`.
+        """
+        schema, lo, surplus = self, 0, 0
+        best = (0, self.n, 0)
+        for key in path:
+            kid, offset, _, more = schema.index[key]
+            if not isinstance(kid, Schema):
+                break
+            schema, lo, surplus = kid, lo + offset, surplus + more
+            if kid.n:
+                best = (lo, lo + kid.n, surplus)
+        return best
+
     def node_keys(self, path: Path) -> tuple[str, ...]:
         """Return the keys of the deepest node on the way to `path`."""
         schema = self
@@ -384,7 +400,10 @@ class Schema:
         token = ("listed", nested, leaves_only, sort)
         known = self._memo.get(token)
         if known is None:
-            steps = [s for s in self.walk() if nested or len(s.path) == 1]
+            if nested:
+                steps = list(self.walk())
+            else:
+                steps = [Step((key,), *self.index[key]) for key in self.keys]
             if leaves_only:
                 steps = [
                     s
@@ -1011,6 +1030,7 @@ register_trace_constant(
         "rebased",
         "replaced",
         "settled",
+        "sized",
         "slot",
         "static_paths",
         "with_ranks",

@@ -4,15 +4,15 @@ All of them shrink: to few leaves, to small batch sizes, to keys of one letter, 
 tensors that count 0, 1, 2, ... Every flag can be fixed by the caller, and a flag that
 is a strategy or a sequence is drawn from.
 
-This is the one file that needs hypothesis, and it is imported when the first strategy
-is made, so that the assertions of `tdfunc.testing` work without it.
+Hypothesis is imported when the first strategy is made, by `load_strategies`, so that
+the assertions of `tdfunc.testing` work without it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,9 +28,18 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
     from tdfunc._core.schema import Kid
-    from tdfunc.typing import DimNames, Index, Size
+    from tdfunc.typing import DimNames, Size
 
-__all__ = ["batch_sizes", "indices", "keys", "schemas", "tensordicts", "tensors"]
+__all__ = [
+    "batch_sizes",
+    "composite",
+    "keys",
+    "load_strategies",
+    "schemas",
+    "sizes",
+    "tensordicts",
+    "tensors",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +68,7 @@ _MOST_CHANGES = 3
 
 
 @cache
-def _load() -> Any:
+def load_strategies() -> Any:
     """Import `hypothesis.strategies`, which is optional.
 
     Raises:
@@ -75,7 +84,7 @@ def _load() -> Any:
     return hypothesis.strategies
 
 
-def _composite(
+def composite(
     draw_one: Callable[Concatenate[DrawFn, P], T],
 ) -> Callable[P, SearchStrategy[T]]:
     """Return what `hypothesis.strategies.composite` makes of a function."""
@@ -85,7 +94,7 @@ def _composite(
 @cache
 def _composed(draw_one: Callable[..., Any]) -> Any:
     # Made once: it compiles a signature, which would be most of the cost of a draw.
-    return _load().composite(draw_one)
+    return load_strategies().composite(draw_one)
 
 
 def keys(*, odd: bool = True) -> SearchStrategy[str]:
@@ -103,7 +112,7 @@ def keys(*, odd: bool = True) -> SearchStrategy[str]:
         >>> find(keys(), lambda key: key > "b")
         'c'
     """
-    st = _load()
+    st = load_strategies()
     plain = st.sampled_from(_PLAIN_KEYS)
     if not odd:
         return plain
@@ -133,20 +142,20 @@ def batch_sizes(
         >>> find(batch_sizes(min_dims=1, min_size=2), lambda size: True)
         torch.Size([2])
     """
-    st = _load()
-    sizes = _sizes(min_size, max_size)
-    any_size = st.lists(sizes, min_size=min_dims, max_size=max_dims)
+    st = load_strategies()
+    size = sizes(min_size, max_size)
+    any_size = st.lists(size, min_size=min_dims, max_size=max_dims)
     # Where dims have one size, what was worked out from shapes goes wrong.
     square = st.builds(
-        lambda size, dims: [size] * dims, sizes, st.integers(min_dims, max_dims)
+        lambda size, dims: [size] * dims, size, st.integers(min_dims, max_dims)
     )
     return st.one_of(any_size, square).map(torch.Size)
 
 
 @cache
-def _sizes(least: int, most: int) -> SearchStrategy[int]:
+def sizes(least: int, most: int) -> SearchStrategy[int]:
     """Return a strategy for the size of one dim that shrinks to 1."""
-    st = _load()
+    st = load_strategies()
     some = range(max(1, least), most + 1)
     return st.sampled_from([*some, *some, *([0] if least == 0 else [])])
 
@@ -190,7 +199,7 @@ def tensors(
     least, most = (
         (feature_dims, feature_dims) if isinstance(feature_dims, int) else feature_dims
     )
-    return _composite(_draw_tensor)(
+    return composite(_draw_tensor)(
         as_size(shape_prefix, "shape_prefix"),
         _as_dtypes(dtypes),
         (least, most),
@@ -209,7 +218,7 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
     nested: bool = True,
     surplus: bool = True,
     shared: bool = True,
-    statics: bool | SearchStrategy[Any] = True,
+    statics: bool | SearchStrategy[Any] | None = True,
     names: bool | DimNames | None = None,
     min_leaves: int = 0,
     max_leaves: int = 5,
@@ -226,7 +235,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         nested: put nodes into nodes; some of them are empty.
         surplus: give nested nodes more batch dims than their parent has.
         shared: put some tensors at two places.
-        statics: put values that are not tensors in, or a strategy for such values.
+        statics: put values that are not tensors in; False or None for none, or a
+            strategy for such values.
         names: True to name batch dims, False to leave them without names, None for
             either, or the names.
         min_leaves: least number of tensors.
@@ -250,11 +260,7 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         TensorDict(batch_size=[1, 1], fields={})
     """
     if leaves is None:
-        drawn = _as_dtypes(dtypes)
-
-        def leaves(size: torch.Size) -> SearchStrategy[torch.Tensor]:
-            return tensors(size, dtypes=drawn)
-
+        leaves = partial(tensors, dtypes=_as_dtypes(dtypes))
     elif dtypes is not None:
         raise OptionError(
             "dtypes are given twice",
@@ -262,19 +268,17 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
             got="both",
             fix="leaves=lambda size: tensors(size, dtypes=dtypes)",
         )
-    if statics is True:
-        values = _statics()
-    else:
-        values = None if statics is False else statics
+    if isinstance(statics, bool):
+        statics = _statics() if statics else None
     shape = _Shape(
         _as_sizes(batch_size),
         keys() if key is None else key,
-        values,
+        statics,
         (min_leaves, max_leaves),
         nested=nested,
         surplus=nested and surplus,
     )
-    return _composite(_draw_tree)(shape, leaves, names, shared)
+    return composite(_draw_tree)(shape, leaves, names, shared)
 
 
 def schemas(
@@ -306,7 +310,7 @@ def schemas(
         >>> find(schemas(), lambda schema: schema.n == 2)
         Schema(a: 0, b: 0)
     """
-    st = _load()
+    st = load_strategies()
     shape = _Shape(
         st.just(torch.Size()),
         keys() if key is None else key,
@@ -315,58 +319,16 @@ def schemas(
         nested=nested,
         surplus=nested and surplus,
     )
-    return _composite(_draw_schema)(shape, max_rank)
-
-
-def indices(
-    batch_size: Size,
-    *,
-    advanced: bool = True,
-    masks: bool = True,
-    new_dims: bool = True,
-    ellipsis: bool = True,
-    arrays: bool = True,
-) -> SearchStrategy[Index]:
-    """Return a strategy for everything that torch takes in brackets.
-
-    Ints, slices, None, Ellipsis and bools; lists, tuples, ranges, NumPy arrays and
-    tensors of ints and bools; tuples of them in which what is advanced broadcasts.
-    Left out is what torch warns about: uint8 masks, and a nested list outside a tuple.
-
-    Args:
-        batch_size: the shape to index.
-        advanced: draw more than ints, slices, None and Ellipsis.
-        masks: draw masks and bools.
-        new_dims: draw None.
-        ellipsis: draw Ellipsis.
-        arrays: draw NumPy arrays and scalars.
-
-    Raises:
-        ImportError: hypothesis is not installed.
-        OptionError: `batch_size` is no size.
-
-    Examples:
-        >>> from hypothesis import find
-        >>> find(indices([3]), lambda index: torch.arange(3)[index].tolist() == [1, 2])
-        slice(1, None, None)
-    """
-    return _composite(_draw_index)(
-        as_size(batch_size),
-        advanced=advanced,
-        masks=advanced and masks,
-        new_dims=new_dims,
-        ellipsis=ellipsis,
-        arrays=arrays,
-    )
+    return composite(_draw_schema)(shape, max_rank)
 
 
 def _as_dtypes(
     dtypes: Sequence[torch.dtype] | SearchStrategy[torch.dtype] | None,
 ) -> SearchStrategy[torch.dtype]:
-    st = _load()
+    st = load_strategies()
     if isinstance(dtypes, st.SearchStrategy):
-        return dtypes
-    given = _DTYPES if dtypes is None else tuple(dtypes)
+        return cast("SearchStrategy[torch.dtype]", dtypes)
+    given = _DTYPES if dtypes is None else tuple(cast("Sequence[torch.dtype]", dtypes))
     if not given:
         raise OptionError("dtypes is empty", expected="at least one dtype")
     return st.sampled_from(given)
@@ -375,18 +337,18 @@ def _as_dtypes(
 def _as_sizes(
     batch_size: Size | SearchStrategy[torch.Size] | None,
 ) -> SearchStrategy[torch.Size]:
-    st = _load()
+    st = load_strategies()
     if batch_size is None:
         return batch_sizes()
     if isinstance(batch_size, st.SearchStrategy):
-        return batch_size
+        return cast("SearchStrategy[torch.Size]", batch_size)
     return st.just(as_size(batch_size))
 
 
 # Tensors
 
 
-def _draw_tensor(
+def _draw_tensor(  # noqa: PLR0917 - private
     draw: DrawFn,
     prefix: torch.Size,
     dtypes: SearchStrategy[torch.dtype],
@@ -395,14 +357,14 @@ def _draw_tensor(
     special: bool,  # noqa: FBT001 - private
     contiguous: bool | None,  # noqa: FBT001
 ) -> torch.Tensor:
-    st = _load()
+    st = load_strategies()
     dtype = draw(dtypes)
     least, most = feature_dims
-    sizes = _sizes(0, 3)
+    size = sizes(0, 3)
     if prefix:
         # Features as long as the batch are easily taken for batch dims.
-        sizes = st.one_of(sizes, st.sampled_from(prefix))
-    shape = (*prefix, *draw(st.lists(sizes, min_size=least, max_size=most)))
+        size = st.one_of(size, st.sampled_from(prefix))
+    shape = (*prefix, *draw(st.lists(size, min_size=least, max_size=most)))
     count = prod(shape)
     if elements is not None:
         values = draw(st.lists(elements, min_size=count, max_size=count))
@@ -430,14 +392,14 @@ def _counted(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 @cache
 def _changes(dtype: torch.dtype) -> SearchStrategy[dict[int, Any]]:
-    st = _load()
+    st = load_strategies()
     places = st.integers(0, 31)
     return st.dictionaries(places, _elements(dtype), max_size=_MOST_CHANGES)
 
 
 def _elements(dtype: torch.dtype) -> SearchStrategy[Any]:
     """Return a strategy for any value of a dtype."""
-    st = _load()
+    st = load_strategies()
     if dtype is torch.bool:
         return st.booleans()
     if dtype.is_complex:
@@ -510,17 +472,17 @@ def _draw_draft(
     shrinks to few entries. The parent of each is drawn among all nodes so far, so that
     it shrinks to the root.
     """
-    st = _load()
+    st = load_strategies()
     root = _Draft(draw(shape.sizes))
     nodes = [root]
     if shape.nested:
-        node = _composite(_add_node)(nodes, shape)
+        node = composite(_add_node)(nodes, shape)
         draw(st.lists(node, max_size=_MOST_NODES))
-    leaf = _composite(_add_leaf)(nodes, shape, draw_leaf)
+    leaf = composite(_add_leaf)(nodes, shape, draw_leaf)
     least, most = shape.leaves
     draw(st.lists(leaf, min_size=least, max_size=most))
     if shape.statics is not None:
-        static = _composite(_add_static)(nodes, shape, shape.statics)
+        static = composite(_add_static)(nodes, shape, shape.statics)
         draw(st.lists(static, max_size=_MOST_STATICS))
     for node in nodes:
         # Otherwise nodes would stand before leaves, and leaves before statics.
@@ -532,7 +494,7 @@ def _draw_draft(
 
 def _add_node(draw: DrawFn, nodes: list[_Draft], shape: _Shape) -> str:
     """Draw a node into one of `nodes`, and return its key."""
-    st = _load()
+    st = load_strategies()
     parent = draw(st.sampled_from(nodes))
     key = _new_key(draw, parent, shape.key)
     more = draw(_surplus()) if shape.surplus else ()
@@ -548,7 +510,7 @@ def _add_leaf(
     shape: _Shape,
     draw_leaf: Callable[[DrawFn, torch.Size], Any],
 ) -> str:
-    st = _load()
+    st = load_strategies()
     node = draw(st.sampled_from(nodes))
     key = _new_key(draw, node, shape.key)
     node.entries[key] = draw_leaf(draw, node.size)
@@ -558,7 +520,7 @@ def _add_leaf(
 def _add_static(
     draw: DrawFn, nodes: list[_Draft], shape: _Shape, statics: SearchStrategy[Any]
 ) -> str:
-    st = _load()
+    st = load_strategies()
     node = draw(st.sampled_from(nodes))
     key = _new_key(draw, node, shape.key)
     node.entries[key] = draw(statics)
@@ -567,8 +529,8 @@ def _add_static(
 
 @cache
 def _surplus() -> SearchStrategy[list[int]]:
-    st = _load()
-    return st.lists(_sizes(0, 3), max_size=_MOST_SURPLUS)
+    st = load_strategies()
+    return st.lists(sizes(0, 3), max_size=_MOST_SURPLUS)
 
 
 def _new_key(draw: DrawFn, node: _Draft, key: SearchStrategy[str]) -> str:
@@ -586,9 +548,9 @@ def _draw_tree(
     shape: _Shape,
     leaves: Callable[[torch.Size], SearchStrategy[torch.Tensor]],
     names: bool | DimNames | None,  # noqa: FBT001 - private
-    shared: bool,  # noqa: FBT001
+    shared: bool,  # noqa: FBT001 - private
 ) -> TensorDict:
-    st = _load()
+    st = load_strategies()
     seen: list[torch.Tensor] = []
 
     def draw_leaf(draw: DrawFn, size: torch.Size) -> torch.Tensor:
@@ -621,7 +583,7 @@ def _filled(draft: _Draft) -> dict[str, Any]:
 
 
 def _dim_names(dims: int) -> SearchStrategy[list[str | None]]:
-    st = _load()
+    st = load_strategies()
     names = st.lists(
         st.sampled_from(("time", "env", "x", "y", "dim 0")),
         min_size=dims,
@@ -637,7 +599,7 @@ def _dim_names(dims: int) -> SearchStrategy[list[str | None]]:
 @cache
 def _statics() -> SearchStrategy[Any]:
     """Return a strategy for values that are not tensors, equal by content."""
-    st = _load()
+    st = load_strategies()
     plain = st.one_of(
         st.text(max_size=3), st.none(), st.binary(max_size=2), st.frozensets(keys())
     )
@@ -655,7 +617,7 @@ def _statics() -> SearchStrategy[Any]:
 
 
 def _draw_schema(draw: DrawFn, shape: _Shape, max_rank: int) -> Schema:
-    st = _load()
+    st = load_strategies()
     ranks = st.integers(0, max_rank)
     return _schema_of(_draw_draft(draw, shape, lambda draw, _: _Rank(draw(ranks))))
 
@@ -678,188 +640,3 @@ def _schema_of(draft: _Draft) -> Schema:
         kids.append(kid)
         surplus.append(extra)
     return Schema(TensorDict, tuple(draft.entries), tuple(kids), tuple(surplus))
-
-
-# Indices
-
-
-class _Advanced:
-    """How the advanced items of one index broadcast, and what they may be.
-
-    `shape` is what index tensors broadcast to, `length` the number of rows that a mask
-    may choose: 1, or the last dim of `shape`. `spread` says that there is an Ellipsis.
-    """
-
-    __slots__ = ("arrays", "length", "masks", "shape", "spread")
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        length: int,
-        *,
-        masks: bool,
-        arrays: bool,
-        spread: bool,
-    ) -> None:
-        self.shape = shape
-        self.length = length
-        self.masks = masks
-        self.arrays = arrays
-        self.spread = spread
-
-
-def _draw_index(
-    draw: DrawFn,
-    size: torch.Size,
-    *,
-    advanced: bool,
-    masks: bool,
-    new_dims: bool,
-    ellipsis: bool,
-    arrays: bool,
-) -> Any:
-    st = _load()
-    # Where a tuple has an Ellipsis torch counts any sequence as one dim.
-    spread = ellipsis and draw(st.booleans())
-    how: _Advanced | None = None
-    if advanced and draw(st.integers(0, 3)):
-        shape = tuple(draw(st.lists(_sizes(0, 3), max_size=2)))
-        length = shape[-1] if shape else draw(_sizes(0, 3))
-        how = _Advanced(shape, length, masks=masks, arrays=arrays, spread=spread)
-    front = draw(st.sampled_from([*range(len(size) + 1), len(size)]))
-    items = _draw_items(draw, size[:front], how, new_dims=new_dims)
-    if spread:
-        back = draw(st.integers(0, len(size) - front))
-        rest = size[len(size) - back :]
-        items += [Ellipsis, *_draw_items(draw, rest, how, new_dims=new_dims)]
-    if len(items) == 1 and not (_warns_alone(items[0]) or draw(st.booleans())):
-        return items[0]
-    return tuple(items)
-
-
-def _warns_alone(item: Any) -> bool:
-    """Return whether torch reads an item that stands alone as a tuple of items."""
-    nested = isinstance(item, (list, tuple)) and any(
-        [isinstance(part, (list, tuple)) for part in item]
-    )
-    return nested or isinstance(item, tuple)
-
-
-def _draw_items(
-    draw: DrawFn, size: torch.Size, how: _Advanced | None, *, new_dims: bool
-) -> list[Any]:
-    """Draw items that index every dim of `size`, with new dims between them."""
-    st = _load()
-    items: list[Any] = []
-    dim = 0
-    while True:
-        if new_dims and draw(st.integers(0, 9)) == 9:  # noqa: PLR2004 - one in ten
-            items.append(None)
-        if how is not None and how.masks and draw(st.integers(0, 19)) == 19:  # noqa: PLR2004
-            # False chooses no row, which broadcasts with nothing but 0 and 1.
-            items.append(draw(_flags(how)))
-        if dim == len(size):
-            return items
-        kinds = [_draw_slice] if not size[dim] else [_draw_slice, _draw_int]
-        if how is not None:
-            # More often: an index in which nothing is advanced is drawn anyway.
-            kinds += [_draw_rows, _draw_rows, _draw_rows, _draw_range]
-            kinds += [_draw_mask, _draw_mask] if how.masks else []
-        item, used = draw(st.sampled_from(kinds))(draw, size[dim:], how)
-        items.append(item)
-        dim += used
-
-
-def _flags(how: _Advanced) -> SearchStrategy[Any]:
-    st = _load()
-    values = [True, False] if how.length == 0 else [True]
-    return st.sampled_from([*values, *map(torch.tensor, values)])
-
-
-def _draw_slice(
-    draw: DrawFn, size: torch.Size, how: _Advanced | None
-) -> tuple[slice, int]:
-    del how
-    st = _load()
-    n = size[0]
-    edges = st.one_of(st.none(), st.integers(-n - 1, n + 1))
-    steps = st.one_of(st.none(), st.integers(1, 3))
-    return slice(draw(edges), draw(edges), draw(steps)), 1
-
-
-def _draw_int(draw: DrawFn, size: torch.Size, how: _Advanced | None) -> tuple[Any, int]:
-    st = _load()
-    number = draw(st.integers(-size[0], size[0] - 1))
-    kinds: list[Callable[[int], Any]] = [int]
-    if how is not None:
-        kinds += [torch.tensor, lambda n: torch.tensor(n, dtype=torch.int32)]
-        kinds += [np.int64] if how.arrays else []
-    return draw(st.sampled_from(kinds))(number), 1
-
-
-def _draw_rows(
-    draw: DrawFn, size: torch.Size, how: _Advanced | None
-) -> tuple[Any, int]:
-    """Draw an index of rows whose shape broadcasts to that of the others."""
-    assert how is not None
-    st = _load()
-    start = draw(st.sampled_from([0, *range(len(how.shape) + 1)]))
-    shape = list(how.shape[start:]) or [1]
-    if draw(st.integers(0, 2)) == 2:  # noqa: PLR2004 - one in three
-        shape[draw(st.integers(0, len(shape) - 1))] = 1
-    if not size[0]:
-        # There is no row to take, so none may be taken.
-        if how.length:
-            return slice(None), 1
-        shape[-1] = 0
-    count = prod(shape)
-    numbers = st.integers(-size[0], size[0] - 1) if size[0] else st.nothing()
-    rows = draw(st.lists(numbers, min_size=count, max_size=count))
-    found = torch.tensor(rows, dtype=torch.int64).reshape(shape)
-    kinds: list[Callable[[torch.Tensor], Any]] = [
-        lambda x: x,
-        lambda x: x.to(torch.int32),
-    ]
-    if how.arrays:
-        kinds += [lambda x: x.numpy(), lambda x: x.to(torch.int32).numpy()]
-    if count or len(shape) == 1:
-        # An empty list has no second dim.
-        kinds = [torch.Tensor.tolist, *kinds]
-    if count:
-        kinds.append(lambda x: tuple(x.tolist()))
-    return draw(st.sampled_from(kinds))(found), 1
-
-
-def _draw_range(
-    draw: DrawFn, size: torch.Size, how: _Advanced | None
-) -> tuple[Any, int]:
-    assert how is not None
-    st = _load()
-    count = draw(st.sampled_from([how.length, 1]))
-    if count > size[0]:
-        return slice(None), 1
-    start = draw(st.integers(0, size[0] - count))
-    return range(start, start + count), 1
-
-
-def _draw_mask(
-    draw: DrawFn, size: torch.Size, how: _Advanced | None
-) -> tuple[Any, int]:
-    """Draw a mask of one or more dims that chooses as many rows as broadcast."""
-    assert how is not None
-    st = _load()
-    dims = draw(st.integers(1, len(size)))
-    count = prod(size[:dims])
-    counts = [n for n in {how.length, 1} if n <= count]
-    if not counts:
-        return slice(None), 1
-    chosen = draw(st.sampled_from(sorted(counts)))
-    places = draw(st.permutations(range(count)))[:chosen]
-    mask = torch.zeros(count, dtype=torch.bool)
-    mask[list(places)] = True
-    mask = mask.reshape(size[:dims])
-    kinds: list[Callable[[torch.Tensor], Any]] = [lambda x: x]
-    if dims == 1 or not how.spread:
-        kinds += [torch.Tensor.numpy] if how.arrays else []
-        kinds += [torch.Tensor.tolist] if count else []
-    return draw(st.sampled_from(kinds))(mask), dims

@@ -211,9 +211,12 @@ def test_freeing_it_does_not_overflow_the_stack() -> None:
 def test_merging_deep_trees_is_not_cubic_in_the_depth(
     deep: TensorDict, merge: Any
 ) -> None:
-    other = deep * 2
+    # A structure that nothing has been asked of yet.
+    new = (*BOTTOM[:-1], f"only to {merge.__name__}")
+    fresh = deep.set(new, torch.zeros(2))
+    other = fresh * 2
     start = time.perf_counter()
-    merge(deep, other)
+    merge(fresh, other)
     assert time.perf_counter() - start < 10
 
 
