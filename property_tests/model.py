@@ -67,11 +67,11 @@ class Model:
 def read(td: Node) -> Model:
     """Return the model of a tree, read level by level through its public interface."""
     entries: dict[str, Any] = {}
-    for key in td.keys():
-        value = td[key]
+    tensors = td.keys(leaves_only=True)
+    for key, value in td.items():
         if isinstance(value, Node):
             entries[key] = read(value)
-        elif isinstance(value, torch.Tensor) and key in td.keys(leaves_only=True):
+        elif key in tensors:
             entries[key] = value
         else:
             entries[key] = NonTensorData(value)
@@ -129,7 +129,7 @@ def mapped(
 
 
 def settled(model: Model) -> Model:
-    """Return the model in which nodes without tensors have their parent's batch size."""
+    """Return the model in which nodes without tensors have the size of their parent."""
     entries = {
         key: settled(value if value.has_leaves() else Model(model.size, value.entries))
         if isinstance(value, Model)
@@ -172,6 +172,11 @@ def same_tensor(x: torch.Tensor, y: Any) -> bool:
     if not isinstance(y, torch.Tensor) or (x.dtype, x.shape) != (y.dtype, y.shape):
         return False
     return bool(((x == y) | ((x != x) & (y != y))).all())  # noqa: PLR0124 - NaN
+
+
+def short(path: Path) -> str | Path:
+    """Return a path of one key as people read it."""
+    return path[0] if len(path) == 1 else path
 
 
 # Entries

@@ -286,7 +286,7 @@ def test_trees_of_the_same_shape_pair_leaf_by_leaf(
 def test_function_is_torchs_of_the_same_name(
     name: str, td: TensorDict, data: st.DataObject
 ) -> None:
-    """`tdfunc.add(td, y)` is a tree of `torch.add(x, y)`, and so is `torch.add(td, y)`."""
+    """Called as the library's, as torch's, or as a method."""
     ours, torchs = getattr(tdfunc, name), getattr(torch, name)
     number = data.draw(NUMBERS)
     tensor = data.draw(operands().filter(lambda x: not x.dim()))
@@ -387,7 +387,7 @@ def test_trees_with_other_entries_are_refused(
     with pytest.raises(KeyError) as caught:
         op(td, other)
 
-    tops = {path for path in mine.keys() ^ theirs.keys()}
+    tops = mine.keys() ^ theirs.keys()
     tops = {path for path in tops if len(path) == 1 or path[:-1] not in tops}
     for path in tops:
         assert tdfunc.errors.show_path(path) in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import optree
@@ -13,8 +13,10 @@ from hypothesis import assume, given
 from torch.utils._pytree import tree_map
 
 from property_tests import model as m
-from tdfunc import TensorDict
 from tdfunc.testing import assert_valid, batch_sizes, tensordicts, tensors
+
+if TYPE_CHECKING:
+    from tdfunc import TensorDict
 
 SHAPES = st.lists(st.integers(0, 3), max_size=5)
 
@@ -76,7 +78,7 @@ def assert_ruled(td: TensorDict, found: TensorDict) -> None:
 def test_leaves_of_any_shape_get_a_true_prefix(
     tree_map: Any, td: TensorDict, data: st.DataObject
 ) -> None:
-    found = tree_map(lambda x: data.draw(tensors(data.draw(SHAPES))), td)
+    found = tree_map(lambda _: data.draw(tensors(data.draw(SHAPES))), td)
 
     assert_ruled(td, found)
 
@@ -190,7 +192,7 @@ def test_any_in_and_out_dims_by_leaf_give_valid_trees(
 def _with(td: TensorDict, values: dict[m.Path, Any]) -> Any:
     """Return the tree with other objects as leaves."""
     order = iter(sorted(values))
-    return tree_map(lambda x: values[next(order)], td)
+    return tree_map(lambda _: values[next(order)], td)
 
 
 SMALL = st.lists(st.sampled_from([1, 2]), max_size=2).map(torch.Size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import pytest
@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 
 from property_tests import model as m
-from tdfunc import TensorDict
 from tdfunc.testing import assert_pure, assert_valid, batch_sizes, tensordicts, tensors
+
+if TYPE_CHECKING:
+    from tdfunc import TensorDict
 
 REDUCTIONS = [torch.sum, torch.mean]
 each_reduction = pytest.mark.parametrize("fn", REDUCTIONS, ids=lambda fn: fn.__name__)
@@ -33,7 +35,7 @@ def over(fn: Any, x: torch.Tensor, dims: list[int], *, keepdim: bool) -> torch.T
     data=st.data(),
 )
 def test_batch_dims_reduce_each_leaf(
-    fn: Any, td: TensorDict, keepdim: bool, data: st.DataObject
+    fn: Any, td: TensorDict, data: st.DataObject, *, keepdim: bool
 ) -> None:
     n = td.batch_dims
     dims = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
@@ -60,7 +62,9 @@ def test_batch_dims_reduce_each_leaf(
 
 @each_reduction
 @given(td=tensordicts(leaves=numbers), keepdim=st.booleans())
-def test_feature_dims_reduce_each_leaf(fn: Any, td: TensorDict, keepdim: bool) -> None:
+def test_feature_dims_reduce_each_leaf(
+    fn: Any, td: TensorDict, *, keepdim: bool
+) -> None:
     """The features of a leaf are what follows the batch dims of its own node."""
     found = assert_pure(getattr(td, fn.__name__), "feature", keepdim)
 
@@ -76,7 +80,7 @@ def test_feature_dims_reduce_each_leaf(fn: Any, td: TensorDict, keepdim: bool) -
 @each_reduction
 @given(td=tensordicts(leaves=numbers))
 def test_no_dim_reduces_each_leaf_to_a_scalar(fn: Any, td: TensorDict) -> None:
-    expected = m.mapped(m.read(td), fn, lambda size: ())
+    expected = m.mapped(m.read(td), fn, lambda _: ())
 
     found = assert_pure(getattr(td, fn.__name__))
 

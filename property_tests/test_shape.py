@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
-import torch
 from hypothesis import assume, given
 
 from property_tests import model as m
-from tdfunc import TensorDict
 from tdfunc.testing import (
     assert_equal,
     assert_pure,
@@ -19,6 +17,11 @@ from tdfunc.testing import (
     batch_sizes,
     tensordicts,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from tdfunc import TensorDict
 
 
 @st.composite

@@ -77,8 +77,8 @@ def test_vmap_is_a_loop_over_rows(
     assert_equal(tdfunc.stack(rows, out), found, key_order=True)
 
 
-@given(trees(SIZES, names=True), bodies)
-def test_body_sees_the_names_of_its_dims(td: TensorDict, body: Any) -> None:
+@given(trees(SIZES, names=True))
+def test_body_sees_the_names_of_its_dims(td: TensorDict) -> None:
     """Mapping the first dim takes its name away and brings it back."""
     given_names = td.names or (None,) * td.batch_dims
 

@@ -19,7 +19,12 @@ from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore
 from tdfunc._core.pickling import rebuild_leaf
 from tdfunc._core.schema import schema_from_entries
-from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
+from tdfunc._core.statics import (
+    NO_STATICS,
+    Statics,
+    gather_statics,
+    rebuild_statics,
+)
 from tdfunc._tensordict import TensorDict
 from tdfunc.errors import OptionError
 
@@ -27,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tdfunc._core.schema import Schema
-    from tdfunc.typing import Path
 
 __all__ = ["PathEntry", "register"]
 
@@ -89,17 +93,14 @@ def _with_nodes(
         else:
             flat.append(leaf)
     new = schema.replaced(tuple(nodes))
-    values: dict[Path, Any] = dict(
-        zip(schema.static_paths(), statics.values, strict=True)
-    )
+    places = {path: (statics, at) for at, path in enumerate(schema.static_paths())}
     paths = schema.paths()
     for slot, leaf in enumerate(leaves):
         if isinstance(leaf, Node):
-            places = leaf._schema.static_paths()
-            for path, value in zip(places, leaf._statics.values, strict=True):
-                values[(*paths[slot], *path)] = value
-    box = tuple([values[path] for path in new.static_paths()])
-    return new, tuple(flat), Statics(box) if box else NO_STATICS
+            for at, path in enumerate(leaf._schema.static_paths()):
+                places[(*paths[slot], *path)] = (leaf._statics, at)
+    box = gather_statics([places[path] for path in new.static_paths()])
+    return new, tuple(flat), box
 
 
 def flatten_with_keys(td: Node) -> tuple[list[tuple[Any, Any]], Context]:

@@ -596,3 +596,52 @@ def test_export_save_names_a_static_that_is_no_json() -> None:
     program = torch.export.export(Model(), (td,))
     with pytest.raises(Exception, match=r"td\['n', 'o'\]"):
         torch.export.save(program, io.BytesIO())
+
+
+STATIC_OPERATIONS: dict[str, Callable[[TensorDict], Any]] = {
+    "update a node": lambda td: td.update({"n": {"q": td["x"]}}),
+    "drop one": lambda td: td.drop("s") * 2,
+    "select a node": lambda td: td.select("n") * 2,
+    "read a node": lambda td: td["n"] * 2,
+    "set another": lambda td: td.set("lab", "new").set("z", td["x"] + 1),
+    "split and join": lambda td: tdfunc.combine(*tdfunc.partition(td * 2, "inexact")),
+    "jacobian": lambda td: torch.func.jacrev(
+        lambda p: TensorDict({"o": p["x"].sum(0), "k": "kk"})
+    )(td),
+    "exclude one": lambda td: (td + 1).exclude(("n", "u")),
+}
+
+
+def with_texts(number: int) -> TensorDict:
+    node = {"y": torch.ones(3), "u": f"inner {number}"}
+    return TensorDict({"x": torch.ones(3, 4), "n": node, "s": f"outer {number}"}, 3)
+
+
+@pytest.mark.parametrize("name", STATIC_OPERATIONS)
+def test_operations_that_move_statics_do_not_compile_for_each_text(name: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    operation = STATIC_OPERATIONS[name]
+    compiled = torch.compile(operation, fullgraph=True, backend=counter)
+    for number in range(12):
+        td = with_texts(number)
+        expected, got = operation(td), compiled(td)
+        assert got.equal(expected)
+    assert counter.frame_count == 1
+
+
+def test_what_a_compiled_function_returned_can_be_fed_to_it_for_ever() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def step(td: TensorDict) -> TensorDict:
+        return td.update({"n": {"y": td["n", "y"] + 1}}).drop("s").set("s", "again")
+
+    td = with_texts(7)
+    for _ in range(20):
+        td = step(td)
+    assert td["n", "y"].tolist() == [21.0] * 3
+    assert td["n", "u"] == "inner 7"
+    assert td["s"] == "again"
+    assert counter.frame_count <= 2

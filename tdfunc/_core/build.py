@@ -17,7 +17,12 @@ from tdfunc._core.keys import check_key
 from tdfunc._core.leaf import as_leaf
 from tdfunc._core.node import Node
 from tdfunc._core.schema import STATIC, Kid, Schema
-from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
+from tdfunc._core.statics import (
+    NO_STATICS,
+    NonTensorData,
+    Statics,
+    gather_statics,
+)
 from tdfunc.errors import InvalidKeyError, InvalidLeafError, StructureError
 
 if TYPE_CHECKING:
@@ -101,11 +106,8 @@ class Draft:
             leaves += chunk
         box = NO_STATICS
         if self.statics:
-            values: list[Any] = []
-            for key in schema.order:
-                if key in self.statics:
-                    values += self.statics[key].values
-            box = Statics(tuple(values))
+            boxes = [self.statics[key] for key in schema.order if key in self.statics]
+            box = gather_statics([(b, at) for b in boxes for at in range(b.count)])
         return Part(schema, 0, tuple(leaves), box)
 
 

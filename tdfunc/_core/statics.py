@@ -14,7 +14,9 @@ from typing import Any, final
 import numpy as np
 import torch
 
-__all__ = ["NO_STATICS", "NonTensorData", "Statics", "same_value"]
+from tdfunc._core._torch import is_tracing
+
+__all__ = ["NO_STATICS", "NonTensorData", "Statics", "gather_statics", "same_value"]
 
 
 @final
@@ -56,32 +58,56 @@ class Statics:
 
     Two boxes are equal when they are the same object or hold the same values
     (see `same_value`); the hash is one constant, since values may be unhashable.
+
+    A box made while Dynamo traces only says where its values are to be found, since a
+    value that is read is guarded, and another string would compile again. It collects
+    them at its first use.
+
+    Attributes:
+        count: how many values there are.
     """
 
-    __slots__ = ("values",)
+    __slots__ = ("_places", "_sources", "_values", "count")
 
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        self.values = values
+    def __init__(
+        self,
+        values: tuple[Any, ...] | None,
+        sources: tuple[Statics, ...] = (),
+        places: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self._values = values
+        self._sources = sources  # boxes that hold their values
+        self._places = places  # for each value its source and its place there
+        self.count = len(places) if values is None else len(values)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values."""
+        values = self._values
+        if values is None:
+            boxes = [source.values for source in self._sources]
+            values = tuple([boxes[box][at] for box, at in self._places])
+            self._values = values
+        return values
 
     def part(self, start: int, stop: int) -> Statics:
         """Return the box of ``values[start:stop]``, sharing the values."""
-        if start == stop:
-            return NO_STATICS
-        return Statics(self.values[start:stop])
+        return gather_statics([(self, at) for at in range(start, stop)])
 
     def spliced(self, start: int, stop: int, new: Statics) -> Statics:
         """Return the box with ``values[start:stop]`` replaced by those of `new`."""
-        if start == stop and new is NO_STATICS:
+        if start == stop and not new.count:
             return self
-        values = self.values[:start] + new.values + self.values[stop:]
-        return Statics(values) if values else NO_STATICS
+        before = [(self, at) for at in range(start)]
+        after = [(self, at) for at in range(stop, self.count)]
+        return gather_statics(before + [(new, at) for at in range(new.count)] + after)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         if not isinstance(other, Statics):
             return NotImplemented
-        return len(self.values) == len(other.values) and all(
+        return self.count == other.count and all(
             map(same_value, self.values, other.values)
         )
 
@@ -96,6 +122,29 @@ class Statics:
 
 
 NO_STATICS = Statics(())
+
+
+def gather_statics(places: list[tuple[Statics, int]]) -> Statics:
+    """Return the box of the values at these places of other boxes."""
+    if not places:
+        return NO_STATICS
+    if not is_tracing():
+        return Statics(tuple([box.values[at] for box, at in places]))
+    sources: list[Statics] = []
+    found: list[tuple[int, int]] = []
+    for box, place in places:
+        origin, at = box, place
+        # A box that only points is looked through, so that pointers do not pile up
+        # when a compiled function is fed what it returned.
+        if box._places:
+            source, at = box._places[place]
+            origin = box._sources[source]
+        number = next((i for i, old in enumerate(sources) if old is origin), -1)
+        if number < 0:
+            number = len(sources)
+            sources.append(origin)
+        found.append((number, at))
+    return Statics(None, tuple(sources), tuple(found))
 
 
 def rebuild_statics(values: tuple[Any, ...]) -> Statics:

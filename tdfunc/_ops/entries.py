@@ -25,7 +25,7 @@ from tdfunc._core.node import (
     size_at,
 )
 from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
+from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
 from tdfunc.errors import OperandError, StructureError
 
@@ -153,7 +153,11 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
         node = frame.node
         for key in frame.rest:
             here = (*frame.path, check_key(key, frame.path))
-            value = frame.given(key)
+            if frame.gives_static(key):
+                # As it is: the value may be a number or a dict that is not to be read.
+                frame.parts[key] = _part_of(frame.other, key)
+                continue
+            value = frame.other[key]
             if isinstance(value, (Mapping, Node)) and _holds_node(node, key):
                 if id(value) in inside:
                     raise StructureError("a mapping contains itself", path=here)
@@ -218,12 +222,11 @@ class _Merge:
             if not self.node._schema.n and size[: len(above)] == above:
                 self.size = size
 
-    def given(self, key: str) -> Any:
-        """Return the new entry; a static of a tree is marked as what it is."""
-        value = self.other[key]
-        if isinstance(self.other, Node) and self.other._schema.index[key][0] == STATIC:
-            return NonTensorData(value)
-        return value
+    def gives_static(self, key: str) -> bool:
+        """Return whether the new entry is a static of a tree."""
+        if not isinstance(self.other, Node):
+            return False
+        return self.other._schema.index[key][0] == STATIC
 
 
 def _part_of(node: Node, key: str) -> Part:
@@ -353,9 +356,8 @@ def _narrow(td: NodeT, paths: tuple[Path, ...], *, keep: bool) -> NodeT:
     schema, slots, sslots = td._schema.narrowed(paths, keep=keep)
     leaves = tuple([td._leaves[slot] for slot in slots])
     statics = td._statics
-    if len(sslots) != len(statics.values):
-        values = tuple([statics.values[slot] for slot in sslots])
-        statics = Statics(values) if values else NO_STATICS
+    if len(sslots) != statics.count:
+        statics = gather_statics([(statics, slot) for slot in sslots])
     return make(schema, leaves, statics, size, td._names)
 
 

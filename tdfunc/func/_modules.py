@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from tdfunc.errors import InvalidLeafError, OperandError, OptionError, Structure
 from tdfunc.func._purecall import call_pure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tdfunc._core.schema import Schema
 
@@ -47,6 +48,7 @@ def from_module(
 
     Raises:
         InvalidLeafError: a parameter of a lazy module is not initialised yet.
+        OperandError: `module` is no module.
         OptionError: `params_only` and `buffers_only` together.
 
     Examples:
@@ -56,6 +58,10 @@ def from_module(
         >>> params["weight"].shape
         torch.Size([4, 3])
     """
+    if not isinstance(module, nn.Module):
+        raise OperandError(
+            "this is no module", expected="a torch.nn.Module", got=type(module).__name__
+        )
     if params_only and buffers_only:
         raise OptionError("params_only and buffers_only exclude each other")
     named: dict[str, torch.Tensor] = {}
@@ -80,17 +86,22 @@ def from_module(
     return make(part.kid, part.leaves, NO_STATICS, torch.Size(), None)  # pyright: ignore[reportArgumentType]
 
 
-def from_modules(*modules: nn.Module) -> Any:
+def from_modules(
+    *modules: nn.Module, params_only: bool = False, buffers_only: bool = False
+) -> Any:
     """Return the parameters and buffers of several modules, stacked.
 
     Args:
         modules: modules of the same structure.
+        params_only: leave the buffers out.
+        buffers_only: leave the parameters out.
 
     Returns:
         A `TensorDict` with batch size ``[len(modules)]`` of detached copies.
 
     Raises:
         OperandError: there is no module.
+        OptionError: `params_only` and `buffers_only` together.
         ShapeError: parameters have other shapes.
         StructureError: modules have other parameters; all differences are listed.
 
@@ -103,7 +114,12 @@ def from_modules(*modules: nn.Module) -> Any:
     """
     if not modules:
         raise OperandError("there is no module to stack", expected="at least one")
-    return stack([from_module(module) for module in modules])
+    return stack(
+        [
+            from_module(module, params_only=params_only, buffers_only=buffers_only)
+            for module in modules
+        ]
+    )
 
 
 def functional_call(
@@ -121,7 +137,9 @@ def functional_call(
 
     What a copy of the structure can not protect: lists, dicts and tensors that
     `forward` changes *in place* in plain attributes (``self.cache.append(x)``), the
-    state of random number generators, and globals.
+    state of random number generators, and globals. What torch has no batching rule
+    for can not be mapped: the power iteration of spectral norm in training mode, and
+    recurrent layers on CPU.
 
     Args:
         module: the module.
@@ -135,6 +153,7 @@ def functional_call(
         What the module returns. Updated buffers are thrown away.
 
     Raises:
+        OperandError: `params` or `buffers` is neither a tree nor a mapping.
         MissingKeyError: a path names no parameter or buffer of the module.
         StructureError: a path is in `params` and in `buffers`.
         TypeError: the module is a script module or a compiled module.
@@ -164,6 +183,13 @@ def functional_call(
 
 def dotted(tree: Node | Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the leaves of a tree (or nested mapping) by dotted name."""
+    if not isinstance(tree, (Node, Mapping)):
+        raise OperandError(
+            "parameters and buffers come as a tree",
+            expected="a tree or a mapping",
+            got=type(tree).__name__,
+            fix="tdfunc.from_module(module) gives those of a module",
+        )
     if isinstance(tree, Node):
         schema, leaves = tree._schema, tree._leaves
     else:

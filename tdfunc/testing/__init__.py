@@ -15,9 +15,9 @@ Examples:
 """
 
 from tdfunc.testing._assert import assert_equal as assert_equal
-from tdfunc.testing._assert import assert_pure as assert_pure
 from tdfunc.testing._assert import assert_valid as assert_valid
 from tdfunc.testing._indices import indices as indices
+from tdfunc.testing._pure import assert_pure as assert_pure
 from tdfunc.testing._strategies import batch_sizes as batch_sizes
 from tdfunc.testing._strategies import keys as keys
 from tdfunc.testing._strategies import schemas as schemas

@@ -55,8 +55,8 @@ def indices(
 
     Examples:
         >>> from hypothesis import find
-        >>> find(indices([3]), lambda index: torch.arange(3)[index].tolist() == [1, 2])
-        slice(1, None, None)
+        >>> find(indices([3]), lambda index: torch.empty(3)[index].dim() == 0)
+        0
     """
     return composite(_draw_index)(
         as_size(batch_size),
@@ -84,15 +84,15 @@ class _Plan:
         advanced: bool,
         masks: bool,
         new_dims: bool,
-        ellipsis: bool,
         arrays: bool,
+        spread: bool,
     ) -> None:
         st = load_strategies()
-        self.spread: bool = ellipsis and draw(st.booleans())
         self.advanced = advanced and not _is_rare(draw, 4)
         self.masks = self.advanced and masks
         self.arrays = self.advanced and arrays
         self.new_dims = new_dims
+        self.spread = spread
         shape = draw(st.lists(sizes(0, 3), max_size=2)) if self.advanced else []
         self.shape: tuple[int, ...] = tuple(shape)
         self.length: int = self.shape[-1] if self.shape else draw(sizes(0, 3))
@@ -103,14 +103,22 @@ def _is_rare(draw: DrawFn, times: int) -> bool:
     return draw(load_strategies().integers(0, times - 1)) == times - 1
 
 
-def _draw_index(draw: DrawFn, size: torch.Size, **flags: bool) -> Any:
+def _draw_index(
+    draw: DrawFn, size: torch.Size, *, ellipsis: bool, **flags: bool
+) -> Any:
     st = load_strategies()
-    plan = _Plan(draw, **flags)
-    front = draw(st.sampled_from([*range(len(size) + 1), len(size)]))
-    items = _draw_items(draw, size[:front], plan)
-    if plan.spread:
-        back = draw(st.integers(0, len(size) - front))
-        items += [Ellipsis, *_draw_items(draw, size[len(size) - back :], plan)]
+    # How many dims are indexed, and how many of them in front of an Ellipsis.
+    used = draw(st.sampled_from([*range(len(size) + 1), len(size)]))
+    nowhere = [None] * (used + 1)
+    places = [*nowhere, *range(used + 1)] if ellipsis else nowhere
+    front = draw(st.sampled_from(places))
+    plan = _Plan(draw, spread=front is not None, **flags)
+    if front is None:
+        items = _draw_items(draw, size[:used], plan)
+    else:
+        items = _draw_items(draw, size[:front], plan)
+        items.append(Ellipsis)
+        items += _draw_items(draw, size[len(size) - used + front :], plan)
     if len(items) == 1 and not (_is_tuple_to_torch(items[0]) or draw(st.booleans())):
         return items[0]
     return tuple(items)
@@ -131,7 +139,7 @@ def _draw_items(draw: DrawFn, size: torch.Size, plan: _Plan) -> list[Any]:
     while True:
         if plan.new_dims and _is_rare(draw, 10):
             items.append(None)
-        if plan.masks and _is_rare(draw, 20):
+        if plan.masks and _is_rare(draw, 10):
             items.append(draw(_flags(plan)))
         if dim == len(size):
             return items
