@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -288,10 +289,7 @@ AWKWARD_INDICES: dict[str, Callable[[Any], Any]] = {
     "a step": has(lambda x: isinstance(x, slice) and x.step == 2),
     "advanced items apart": lambda i: (
         isinstance(i, tuple)
-        and len(i) == 3
-        and isinstance(i[1], slice)
-        and rows_of(i[0])
-        and rows_of(i[2])
+        and re.search("r[^r]+r", "".join(["r" if rows_of(x) else "-" for x in i]))
     ),
     "None behind an Ellipsis": lambda i: (
         isinstance(i, tuple) and len(i) > 1 and i[-2] is Ellipsis and i[-1] is None

@@ -26,6 +26,7 @@ from tdfunc._ops.entries import drop as drop
 from tdfunc._ops.entries import exclude as exclude
 from tdfunc._ops.entries import replace as replace
 from tdfunc._ops.entries import select as select
+from tdfunc._ops.entries import set as set
 from tdfunc._ops.entries import update as update
 from tdfunc._ops.entries import with_batch_size as with_batch_size
 from tdfunc._ops.entries import with_names as with_names
@@ -49,6 +50,8 @@ from tdfunc._ops.pointwise import neg as neg
 from tdfunc._ops.pointwise import pow as pow
 from tdfunc._ops.pointwise import remainder as remainder
 from tdfunc._ops.pointwise import sub as sub
+from tdfunc._ops.reduce import all as all
+from tdfunc._ops.reduce import any as any
 from tdfunc._ops.reduce import mean as mean
 from tdfunc._ops.reduce import sum as sum
 from tdfunc._ops.shape import expand as expand
@@ -87,6 +90,7 @@ __all__ = [
     "exclude",
     "replace",
     "select",
+    "set",
     "update",
     "with_batch_size",
     "with_names",
@@ -110,6 +114,8 @@ __all__ = [
     "pow",
     "remainder",
     "sub",
+    "all",
+    "any",
     "mean",
     "sum",
     "expand",

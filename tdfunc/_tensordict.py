@@ -43,7 +43,7 @@ class Tree(Node):
     __slots__ = ()
 
     # Entries
-    set = entries.set_entry
+    set = entries.set
     update = entries.update
     replace = entries.replace
     drop = entries.drop
@@ -123,6 +123,8 @@ class Tree(Node):
     # Reductions
     sum = reduce.sum
     mean = reduce.mean
+    all = reduce.all
+    any = reduce.any
 
     # Printing
     __repr__ = _repr.compact  # pyright: ignore[reportAssignmentType]

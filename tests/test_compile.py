@@ -645,3 +645,22 @@ def test_what_a_compiled_function_returned_can_be_fed_to_it_for_ever() -> None:
     assert td["n", "u"] == "inner 7"
     assert td["s"] == "again"
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "lt", "ge"]
+)
+@pytest.mark.parametrize("left", [True, False], ids=["tree first", "tensor first"])
+def test_operators_with_a_tensor_compile(name: str, *, left: bool) -> None:
+    torch._dynamo.reset()
+    function = getattr(operator, name)
+    td = TensorDict({"x": ramp(3, 2) + 1}, 3)
+    rows = torch.tensor([1.0, 2.0, 3.0])
+
+    def run(td: TensorDict, rows: torch.Tensor) -> TensorDict:
+        return function(td, rows) if left else function(rows, td)
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    plain = (td["x"], rows[:, None])
+    expected = function(*plain) if left else function(*reversed(plain))
+    assert compiled(td, rows)["x"].equal(expected)

@@ -38,6 +38,11 @@ __all__ = ["Node", "NodeT", "entry_at", "make", "missing"]
 
 NodeT = TypeVar("NodeT", bound="Node")
 
+_WRITE_ROWS = (
+    "td = td.apply(lambda x, v: x.index_copy(0, rows, v), values), with rows an index "
+    "tensor and values a tree of those rows, returns a new tree"
+)
+
 # Names of the mutable API that people know, and what to write instead.
 PURE_SPELLINGS = {
     "append": "td = tdfunc.cat([td, other])",
@@ -45,23 +50,26 @@ PURE_SPELLINGS = {
     "clear": "td = TensorDict({}, batch_size=td.batch_size)",
     "clear_device_": "nothing to do: the device is that of the leaves",
     "copy_": "td = td.update(other)",
-    "copy_at_": "td = td.apply(lambda x, v: x.index_put((index,), v), other)",
+    "copy_at_": _WRITE_ROWS,
     "create_nested": "td = td.set(key, {})",
     "del_": "td = td.drop(key)",
     "fill_": "td = td.set(key, torch.full_like(td[key], value))",
     "extend": "td = tdfunc.cat([td, other])",
     "insert": "td = td.set(key, value)",
     "lock_": "nothing to do: a tree never changes",
+    "masked_fill_": "td = td.apply(lambda x: x.masked_fill(mask, value))",
+    "memmap_": "torch.save(td, path) writes the tree",
     "pop": "value, td = td[key], td.drop(key)",
     "popitem": "value, td = td[key], td.drop(key)",
     "rename_key_": "td = td.drop(old).set(new, td[old])",
     "requires_grad_": "torch.func.grad differentiates without marking leaves",
     "set_": "td = td.set(key, value)",
-    "set_at_": "td = td.set(key, td[key].index_put((index,), value))",
+    "set_at_": "td = td.set(key, td[key].index_copy(0, rows, value))",
     "setdefault": "td = td if key in td else td.set(key, value)",
+    "share_memory_": "td = td.apply(lambda x: x.clone().share_memory_())",
     "unlock_": "nothing to do: every operation returns a new tree",
     "update_": "td = td.update(other)",
-    "update_at_": "td = td.apply(lambda x, v: x.index_put((index,), v), other)",
+    "update_at_": _WRITE_ROWS,
     "zero_": "td = td.apply(torch.zeros_like)",
     "zero_grad": "nothing to do: gradients are results, not state",
 }
@@ -207,6 +215,10 @@ class Node:
         """The dtype that all leaves share, None if they differ or there are none."""
         return _shared_attribute(self._leaves, "dtype")
 
+    @dtype.setter
+    def dtype(self, value: Any) -> NoReturn:
+        raise _unsettable("dtype", f"td = td.to({value!r})")
+
     @property
     def requires_grad(self) -> bool:
         """Whether any leaf takes part in autograd."""
@@ -336,8 +348,7 @@ class Node:
             )
         raise ImmutableError(
             "a tree can not be changed",
-            fix="td = td.apply(lambda x, v: x.index_put((index,), v), value), "
-            "which returns a new tree",
+            fix=_WRITE_ROWS,
         )
 
     def __delitem__(self, key: Any) -> NoReturn:

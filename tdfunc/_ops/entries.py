@@ -27,7 +27,7 @@ from tdfunc._core.node import (
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
-from tdfunc.errors import OperandError, StructureError
+from tdfunc.errors import OperandError, OptionError, StructureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,14 +39,18 @@ __all__ = [
     "exclude",
     "replace",
     "select",
-    "set_entry",
+    "set",
     "update",
     "with_batch_size",
     "with_names",
 ]
 
 
-def set_entry(td: NodeT, key: str | Path, value: Any) -> NodeT:
+# Options of the peer's `update`, which would become entries in silence.
+_PEER_OPTIONS = frozenset({"clone", "inplace", "keys_to_update", "non_blocking"})
+
+
+def set(td: NodeT, key: str | Path, value: Any) -> NodeT:
     """Return the tree with `value` at `key`, which may be new.
 
     Nodes that are missing on the way of a path are made. Nothing is moved to
@@ -121,6 +125,8 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
         BatchSizeError: a value does not start with the batch size.
         InvalidKeyError: a key is not a non-empty string.
         OperandError: `other` is neither a mapping nor a tree.
+        OptionError: an entry is given by keyword under the name of an option that
+            the peer's `update` has.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -128,6 +134,14 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
         >>> td.update({"n": {"b": 2}}, c=3).keys(True)
         ('n', ('n', 'a'), ('n', 'b'), 'c')
     """
+    options = entries.keys() & _PEER_OPTIONS
+    if options:
+        raise OptionError(
+            "update takes no options, and these names are more likely options than "
+            "entries",
+            got=", ".join(sorted(options)),
+            fix="td.update({name: value}) for entries of these names",
+        )
     for source in (other, entries):
         if source is None or (source is entries and not entries):
             continue

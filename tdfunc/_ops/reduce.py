@@ -24,7 +24,7 @@ from tdfunc.errors import OperandError, ShapeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["mean", "sum"]
+__all__ = ["all", "any", "mean", "sum"]
 
 
 def sum(
@@ -113,6 +113,82 @@ def mean(
     count = builtins.sum([leaf.numel() for leaf in td._leaves])
     rows = max(td.numel(), 1) if dim == "feature" else 1
     return total / (count // rows)
+
+
+def all(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Return whether all elements are true.
+
+    Args:
+        td: the tree.
+        dim: None for all elements of all leaves; else what to reduce, see the module
+            docstring.
+        keepdim: keep the reduced dims with size 1.
+
+    Returns:
+        One bool tensor of shape ``[]`` without `dim` (true for a tree without leaves),
+        so that it can be traced; a tree of booleans with `dim`.
+
+    Raises:
+        ShapeError: `dim` is no batch dim.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2, 3)}, 2)
+        >>> (td == td).all()
+        tensor(True)
+    """
+    return _truth(td, torch.all, dim, keepdim=keepdim)
+
+
+def any(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Return whether any element is true.
+
+    Args:
+        td: the tree.
+        dim: None for all elements of all leaves; else what to reduce, see the module
+            docstring.
+        keepdim: keep the reduced dims with size 1.
+
+    Returns:
+        One bool tensor of shape ``[]`` without `dim` (false for a tree without
+        leaves), so that it can be traced; a tree of booleans with `dim`.
+
+    Raises:
+        ShapeError: `dim` is no batch dim.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> (TensorDict({"x": torch.arange(2)}, 2) > 0).any()
+        tensor(True)
+    """
+    return _truth(td, torch.any, dim, keepdim=keepdim)
+
+
+def _truth(
+    td: Node, fn: Callable[..., torch.Tensor], dim: Any, *, keepdim: bool
+) -> Any:
+    def reduce(leaf: torch.Tensor, *, dtype: None = None, **dims: Any) -> torch.Tensor:
+        del dtype
+        found = fn(leaf, **dims)
+        # torch keeps uint8 here, for history's sake.
+        return found.to(torch.bool)
+
+    if dim is not None or keepdim:
+        return _reduced(td, reduce, dim, keepdim=keepdim, dtype=None)
+    parts = map_leaves(td._schema, td._leaves, reduce)
+    if not parts:
+        return fn(torch.empty(0, dtype=torch.bool))
+    return fn(torch.stack(parts))
 
 
 def _reduced(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,8 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.unbind: shape.unbind,
     torch.sum: reduce.sum,
     torch.mean: reduce.mean,
+    torch.all: reduce.all,
+    torch.any: reduce.any,
     torch.clone: convert.clone,
     torch.detach: convert.detach,
     torch.abs: pointwise.abs,
@@ -55,22 +58,22 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ge": (pointwise.ge, pointwise.le),
 }
 
+# Python's operators: what Dynamo asks for, and the names of the methods of Tensor.
 _OPERATORS = {
-    "__add__": "add",
-    "__sub__": "sub",
-    "__mul__": "mul",
-    "__truediv__": "div",
-    "__floordiv__": "floor_divide",
-    "__mod__": "remainder",
-    "__pow__": "pow",
-    "__eq__": "eq",
-    "__ne__": "ne",
-    "__lt__": "lt",
-    "__le__": "le",
-    "__gt__": "gt",
-    "__ge__": "ge",
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "pow",
+    "eq": "eq",
+    "ne": "ne",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
 }
-
 
 # Torch's names of arguments that are the first ones here, in order.
 _POSITIONAL = ("tensors", "input", "other", "shape", "dims", "dim0", "dim1")
@@ -88,13 +91,33 @@ def _either(
     return call
 
 
+def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
+    def mirrored(input: Any, other: Any) -> Any:
+        return call(other, input)
+
+    return mirrored
+
+
+# Operators by the name of the method of Tensor. Dynamo finds some of these methods, which
+# torch wraps in Python, in no dict.
+_METHODS: dict[str, Callable[..., Any]] = {}
+
+
 def _add_binary() -> None:
     for name, pair in _BINARY.items():
         call = _either(*pair)
         _FUNCTIONS[getattr(torch, name)] = call
         _FUNCTIONS[getattr(_T, name)] = call
     for name, torch_name in _OPERATORS.items():
-        _FUNCTIONS[getattr(_T, name)] = _either(*_BINARY[torch_name])
+        call = _either(*_BINARY[torch_name])
+        _FUNCTIONS[getattr(operator, name)] = call
+        _METHODS[f"__{name}__"] = call
+        augmented = getattr(operator, f"i{name}", None)
+        if augmented is not None:
+            # `td += x` binds a new tree: trees define no augmented operator.
+            _FUNCTIONS[augmented] = call
+            _METHODS[f"__r{name}__"] = _mirrored(call)
+    _METHODS["__rdiv__"] = _METHODS["__rtruediv__"]
 
 
 _add_binary()
@@ -111,7 +134,7 @@ def torch_function(
     Raises:
         OperandError: the function, or an argument of it, does not act on trees.
     """
-    own = _FUNCTIONS.get(func)
+    own = _FUNCTIONS.get(func) or _METHODS.get(getattr(func, "__name__", ""))
     if own is None:
         if all([issubclass(kind, (Node, _T)) for kind in types]):
             name = getattr(func, "__name__", str(func))

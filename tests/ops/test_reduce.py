@@ -226,3 +226,24 @@ def test_no_dims_reduce_nothing() -> None:
     for dims in ([], ()):
         assert td.sum(dims)["x"].shape == (3, 4)
         assert td.mean(dims).batch_size == (3,)
+
+
+def test_all_and_any_fold_every_leaf_into_one_tensor() -> None:
+    td = TensorDict({"x": torch.ones(2, 3), "n": {"y": torch.tensor([1, 0])}}, 2)
+    assert td.all().shape == ()
+    assert not td.all()
+    assert td.any()
+    assert (td == td.clone()).all()
+    assert not (td != td.clone()).any()
+    assert TensorDict({}).all()
+    assert not TensorDict({}).any()
+    assert td.all().dtype == torch.bool
+
+
+def test_all_and_any_with_a_dim_give_trees() -> None:
+    td = TensorDict({"x": torch.tensor([[1, 0], [1, 1]]), "y": torch.ones(2)}, 2)
+    assert td.all(0)["x"].tolist() == [True, False]
+    assert td.any("feature")["x"].tolist() == [True, True]
+    assert td.all("feature").batch_size == (2,)
+    assert torch.all(td, dim=0)["x"].tolist() == [True, False]
+    assert td.all(0, keepdim=True).batch_size == (1,)
