@@ -14,7 +14,7 @@ import optree
 import optree.registry
 import torch
 
-from tdfunc._core._torch import is_tracing, pytree
+from tdfunc._core._torch import PLAIN_TYPES, is_tracing, pytree
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore
 from tdfunc._core.pickling import rebuild_leaf
@@ -61,12 +61,15 @@ def unflatten(children: Iterable[Any], context: Context) -> Any:
     else:
         schema, statics = context.schema, context.statics
         names, size = context.names, context.batch_size
-    for leaf in leaves:
-        if isinstance(leaf, Node):
-            schema, leaves, statics = _with_nodes(schema, leaves, statics)
-            break
+    traced = is_tracing()
+    # Tensors only is what most calls are about, and the test for it one C loop.
+    if traced or not PLAIN_TYPES.issuperset(map(type, leaves)):
+        for leaf in leaves:
+            if isinstance(leaf, Node):
+                schema, leaves, statics = _with_nodes(schema, leaves, statics)
+                break
     td = make(schema, leaves, statics, size, names)
-    if size is None and is_tracing():
+    if size is None and traced:
         # Settled at once: a schema exchanged later would be a side effect.
         td.batch_size  # noqa: B018
     return td

@@ -1,8 +1,8 @@
 """Every private name of torch that tdfunc uses, each with what to do without it.
 
 `is_tracing` is whether Dynamo reads the code instead of Python running it;
-`is_compiling` is wider: also when Python runs under `torch.export` with symbolic sizes.
-The narrow one costs half as much.
+`is_compiling` is wider: also when Python runs under `torch.export`. The narrow one costs
+half as much.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ def inside_transform() -> bool:
     return _stack_depth is None or _stack_depth() > 0
 
 
-def foreach_works(leaves: Sequence[object]) -> bool:
+def foreach_works(
+    leaves: Sequence[object], others: Sequence[object] | None = None
+) -> bool:
     """Return whether ``torch._foreach_*`` gives what a loop over `leaves` gives.
 
     It has no batching rule, refuses empty lists, and is seen by modes as another
-    function than the one that the user wrote.
+    function than the one that the user wrote. `others` are the second operands.
     """
     return bool(
         leaves
@@ -82,6 +84,7 @@ def foreach_works(leaves: Sequence[object]) -> bool:
         and _dispatch_modes is not None
         and not _dispatch_modes()
         and PLAIN_TYPES.issuperset(map(type, leaves))
+        and (others is None or PLAIN_TYPES.issuperset(map(type, others)))
     )
 
 

@@ -127,22 +127,36 @@ def settle(schema: Schema, leaves: tuple[Any, ...]) -> tuple[Schema, torch.Size]
     The fast path, taken when every leaf changed by the same number of dims, returns
     `schema` itself.
     """
-    ranks = schema.ranks()
-    shapes: list[Any] = [
-        x.shape if isinstance(x, torch.Tensor) else None for x in leaves
-    ]
-    if None not in shapes and not schema.extra:
-        first = shapes[0]
-        batch = len(first) - ranks[0]
-        if batch >= 0 and all(
-            [len(s) - r == batch for s, r in zip(shapes, ranks, strict=True)]
+    size = None if schema.extra else _even_size(schema.ranks(), leaves)
+    if size is not None:
+        return schema, size
+    shapes = [x.shape if isinstance(x, torch.Tensor) else None for x in leaves]
+    for shape in shapes:
+        if shape is not None:
+            true, batch = schema.settled(as_constants(shapes))
+            return true, shape[:batch]
+    return schema, torch.Size()  # ints or Nones: what vmap makes of in_dims
+
+
+def _even_size(ranks: tuple[int, ...], leaves: tuple[Any, ...]) -> torch.Size | None:
+    """Return the batch size if every leaf is a tensor with as many dims before it."""
+    size: torch.Size | None = None
+    dims = 0
+    for leaf, rank in zip(leaves, ranks, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        shape = leaf.shape
+        if size is None:
+            dims = len(shape) - rank
+            if dims < 0:
+                return None
+            size = shape[:dims]
+        elif len(shape) - rank != dims or (
+            # Slicing a torch.Size costs more than all else here.
+            dims and (shape[0] != size[0] or (dims > 1 and shape[:dims] != size))
         ):
-            size = first[:batch]
-            if batch == 0 or all([s[:batch] == size for s in shapes]):
-                return schema, size
-    true, batch = schema.settled(as_constants(shapes))
-    size = next((x.shape for x in leaves if isinstance(x, torch.Tensor)), torch.Size())
-    return true, size[:batch]
+            return None
+    return size
 
 
 def refit(schema: Schema, leaves: tuple[torch.Tensor, ...], dims: int) -> Schema:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
-from tdfunc._core._torch import PLAIN_TYPES
 from tdfunc._core.batch import misfit
 from tdfunc._core.keys import check_key
 from tdfunc._core.leaf import as_leaf
@@ -198,24 +199,28 @@ def assemble_flat(
     a structure that is known has good keys.
     """
     values = tuple(source.values())
-    if not values or not PLAIN_TYPES.issuperset(map(type, values)):
+    if not values:
         return None
     nb = len(batch_size)
     rows = batch_size[0] if nb == 1 else 0
     ranks: list[int] = []
     try:
-        shapes = [value.shape for value in values]
+        # One loop: for few entries, a comprehension costs as much as what it does.
+        for value in values:
+            kind = type(value)
+            if kind is not Tensor and kind is not Parameter:
+                return None
+            shape = value.shape
+            rank = len(shape) - nb
+            # Slicing a torch.Size costs more than the whole rest of the loop. On a
+            # mismatch the slow path takes over: it knows the path for the error.
+            if nb and (
+                rank < 0 or (shape[0] != rows if nb == 1 else shape[:nb] != batch_size)
+            ):
+                return None
+            ranks.append(rank)
     except RuntimeError:  # a nested tensor of strided layout
         return None
-    for shape in shapes:
-        rank = len(shape) - nb
-        # Slicing a torch.Size costs more than the whole rest of the loop. On a
-        # mismatch the slow path takes over: it knows the path for the error.
-        if nb and (
-            rank < 0 or (shape[0] != rows if nb == 1 else shape[:nb] != batch_size)
-        ):
-            return None
-        ranks.append(rank)
     try:
         schema = Schema(cls, tuple(source.keys()), tuple(ranks))
     except InvalidKeyError:

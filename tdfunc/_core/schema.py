@@ -77,6 +77,14 @@ class Aligned(NamedTuple):
     joint: tuple[tuple[int, ...], ...]  # what both are padded to
 
 
+class Narrowed(NamedTuple):
+    """A schema with entries left out, and the places of what stays."""
+
+    schema: Schema
+    slots: tuple[int, ...]  # of leaves
+    sslots: tuple[int, ...]  # of statics
+
+
 class Step(NamedTuple):
     """One entry met by `Schema.walk`."""
 
@@ -518,19 +526,26 @@ class Schema:
         new = cast("Schema", kid)
         return self._remember(token, Spliced(new, lo, hi, slo, shi))
 
+    def narrowed_before(self, keys: tuple[Any, ...], *, keep: bool) -> Narrowed | None:
+        """Return what `narrowed` gave when it was last asked for these `keys`."""
+        try:
+            return self._memo.get(("narrowed", keys, keep))
+        except TypeError:  # an unhashable key is none
+            return None
+
     def narrowed(
-        self, paths: tuple[Path, ...], *, keep: bool
-    ) -> tuple[Schema, tuple[int, ...], tuple[int, ...]]:
+        self, paths: tuple[Path, ...], *, keep: bool, keys: tuple[Any, ...] = ()
+    ) -> Narrowed:
         """Return the schema with only (or without) `paths`, and what stays.
 
-        The second and third value are the places of the remaining leaves and
-        statics. A node emptied by leaving entries out stays; a node that holds
-        nothing selected goes.
+        A node emptied by leaving entries out stays; a node that holds nothing
+        selected goes. `keys` are the paths as the caller spelled them, for
+        `narrowed_before`.
         """
         token = ("narrowed", paths, keep)
         known = self._memo.get(token)
         if known is not None:
-            return known
+            return self._remember(("narrowed", keys, keep), known) if keys else known
         chosen = set(paths)
         leaf: list[int | None] = [None] * self.n
         static = [False] * self.m
@@ -548,7 +563,8 @@ class Schema:
         schema = self._rebuilt(leaf, static=static, nodes=nodes)
         slots = tuple([i for i, kid in enumerate(leaf) if kid is not None])
         sslots = tuple([i for i, stays in enumerate(static) if stays])
-        return self._remember(token, (schema, slots, sslots))
+        known = self._remember(token, Narrowed(schema, slots, sslots))
+        return self._remember(("narrowed", keys, keep), known) if keys else known
 
     def parted(
         self, chosen: tuple[bool, ...]
@@ -1023,6 +1039,7 @@ register_trace_constant(
         "matches",
         "names",
         "narrowed",
+        "narrowed_before",
         "node_keys",
         "parted",
         "paths",

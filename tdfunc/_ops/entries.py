@@ -32,6 +32,7 @@ from tdfunc.errors import OperandError, OptionError, StructureError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tdfunc._core.schema import Narrowed
     from tdfunc.typing import DimNames, Entries, Path, Size
 
 __all__ = [
@@ -317,7 +318,7 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
     for path in paths:
         if td._schema.find(path) is None:
             raise missing(td, path)
-    return _narrow(td, paths, keep=False)
+    return _narrow(td, td._schema.narrowed(paths, keep=False))
 
 
 def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
@@ -336,14 +337,18 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
         >>> TensorDict({"n": {"a": 1, "b": 2}, "c": 3}).select(("n", "b")).keys(True)
         ('n', ('n', 'b'))
     """
-    paths: list[Path] = []
-    for key in keys:
-        path = as_path(key)
-        if td._schema.find(path) is not None:
-            paths.append(path)
-        elif strict:
-            raise missing(td, path)
-    return _narrow(td, tuple(paths), keep=True)
+    plan = td._schema.narrowed_before(keys, keep=True)
+    if plan is None:
+        paths: list[Path] = []
+        for key in keys:
+            path = as_path(key)
+            if td._schema.find(path) is not None:
+                paths.append(path)
+            elif strict:
+                raise missing(td, path)
+        found = keys if len(paths) == len(keys) else ()
+        plan = td._schema.narrowed(tuple(paths), keep=True, keys=found)
+    return _narrow(td, plan)
 
 
 def exclude(td: NodeT, *keys: str | Path) -> NodeT:
@@ -360,14 +365,19 @@ def exclude(td: NodeT, *keys: str | Path) -> NodeT:
         >>> TensorDict({"n": {"a": 1}, "c": 3}).exclude(("n", "a"), "zzz").keys(True)
         ('n', 'c')
     """
-    paths = [as_path(key) for key in keys]
-    here = tuple([path for path in paths if td._schema.find(path) is not None])
-    return _narrow(td, here, keep=False)
+    schema = td._schema
+    plan = schema.narrowed_before(keys, keep=False)
+    if plan is None:
+        paths = [as_path(key) for key in keys]
+        here = tuple([path for path in paths if schema.find(path) is not None])
+        found = keys if len(here) == len(keys) else ()
+        plan = schema.narrowed(here, keep=False, keys=found)
+    return _narrow(td, plan)
 
 
-def _narrow(td: NodeT, paths: tuple[Path, ...], *, keep: bool) -> NodeT:
+def _narrow(td: NodeT, plan: Narrowed) -> NodeT:
     size = td.batch_size
-    schema, slots, sslots = td._schema.narrowed(paths, keep=keep)
+    schema, slots, sslots = plan
     leaves = tuple([td._leaves[slot] for slot in slots])
     statics = td._statics
     if len(sslots) != statics.count:

@@ -203,7 +203,7 @@ def _paired(
 def _each_pair(
     left: Any, right: Any, each: Callable[..., Any] | None
 ) -> tuple[Any, ...] | None:
-    if each is None or not foreach_works(left) or not foreach_works(right):
+    if each is None or not foreach_works(left, right):
         return None
     try:
         return tuple(each(left, right))

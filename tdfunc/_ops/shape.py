@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core._torch import is_compiling
+from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc.errors import OperandError, ShapeError
@@ -109,8 +109,6 @@ def reshape(td: NodeT, *shape: int | Size) -> NodeT:
     dims = len(size)
     if len(new) == 1 and dims > 1:
         leaves = tuple([x.flatten(0, dims - 1) for x in td._leaves])
-    elif is_compiling():
-        leaves = tuple([x.reshape((*new, *x.shape[dims:])) for x in td._leaves])
     else:
         leaves = _reshaped(td._leaves, new, dims)
     return _shaped(td, leaves, new)
@@ -121,14 +119,20 @@ def _reshaped(
 ) -> tuple[torch.Tensor, ...]:
     """Reshape the batch dims of every leaf.
 
-    Leaves often share a shape, and hashing one is cheaper than joining two. The
-    function takes a tuple at two thirds of what the method costs.
+    The function takes a tuple at two thirds of what the method costs.
     """
-    known: dict[torch.Size, tuple[int, ...]] = {}
+    if is_tracing():
+        return tuple([torch.reshape(x, (*new, *x.shape[dims:])) for x in leaves])
+    # Leaves often share a shape, and hashing one is cheaper than joining two.
+    known: dict[Any, tuple[int, ...]] = {}
     out: list[torch.Tensor] = []
     for leaf in leaves:
         shape = leaf.shape
-        target = known.get(shape)
+        try:
+            target = known.get(shape)
+        except TypeError:  # symbolic sizes have no hash
+            out.append(torch.reshape(leaf, (*new, *shape[dims:])))
+            continue
         if target is None:
             target = known[shape] = (*new, *shape[dims:])
         out.append(torch.reshape(leaf, target))
@@ -241,8 +245,7 @@ def permute(td: NodeT, *dims: int | str | Sequence[int | str]) -> NodeT:
         return transpose(td, *moved)
     ranks = td._schema.ranks()
     orders = {r: (*order, *range(count, count + r)) for r in set(ranks)}
-    rows = zip(td._leaves, ranks, strict=True)
-    leaves = tuple([torch.permute(x, orders[r]) for x, r in rows])
+    leaves = tuple(map(torch.permute, td._leaves, [orders[r] for r in ranks]))
     names = td.names
     if names is not None:
         names = tuple([names[i] for i in order])

@@ -98,8 +98,8 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
     return mirrored
 
 
-# Operators by the name of the method of Tensor. Dynamo finds some of these methods, which
-# torch wraps in Python, in no dict.
+# Operators by the name of the method of Tensor. Dynamo finds some of these methods,
+# which torch wraps in Python, in no dict.
 _METHODS: dict[str, Callable[..., Any]] = {}
 
 
@@ -118,6 +118,7 @@ def _add_binary() -> None:
             _FUNCTIONS[augmented] = call
             _METHODS[f"__r{name}__"] = _mirrored(call)
     _METHODS["__rdiv__"] = _METHODS["__rtruediv__"]
+    _METHODS["pow"] = _METHODS["__pow__"]
 
 
 _add_binary()

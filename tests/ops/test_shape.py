@@ -302,3 +302,14 @@ def test_shape_operations_are_differentiable() -> None:
     gradient = torch.func.grad(loss)(td)
     check(gradient, (2, 3), {("x",): weight.transpose(0, 1)})
     assert same(gradient["x"], weight.transpose(0, 1))
+
+
+def test_reshape_takes_symbolic_sizes() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        td = TensorDict({"x": x, "y": x[:, 0]}, [x.shape[0]])
+        return td.reshape(2, -1)["x"]
+
+    graph = make_fx(halves, tracing_mode="symbolic")(torch.zeros(6, 3))
+    assert graph(torch.ones(8, 3)).shape == (2, 4, 3)
