@@ -8,12 +8,12 @@ function object becomes the method of the same name. `Tree` is that table;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, final
 
 from tdfunc._core import repr as _repr
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, assemble_flat
-from tdfunc._core.node import Node
+from tdfunc._core.node import Node, make
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import (
     convert,
@@ -32,6 +32,7 @@ from tdfunc.func import _modules
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tdfunc._core.schema import Schema
     from tdfunc.typing import Device, DimNames, Entries, Size
 
 __all__ = ["TensorDict", "Tree"]
@@ -180,15 +181,22 @@ class TensorDict(Tree, plain=True):
 
     __slots__ = ()
 
-    def __init__(
-        self,
+    def __init_subclass__(cls, **kwargs: Any) -> NoReturn:
+        del kwargs
+        raise TypeError(
+            "TensorDict is final: an operation would lose what a subclass adds"
+        )
+
+    # Not __init__, which anyone could call again on a tree that is there.
+    def __new__(
+        cls,
         source: Entries | Node | None = None,
         batch_size: Size | None = None,
         *,
         device: Device | None = None,
         names: DimNames | None = None,
         **entries: Any,
-    ) -> None:
+    ) -> Self:
         if source is None:
             source = entries
         elif type(source) is dict and device is None and not entries:
@@ -196,11 +204,9 @@ class TensorDict(Tree, plain=True):
             size = as_size(() if batch_size is None else batch_size)
             flat = assemble_flat(source, size, TensorDict)
             if flat is not None:
-                self._schema, self._leaves = flat
-                self._statics = NO_STATICS
-                self._batch_size = size
-                self._names = None if names is None else as_names(names, len(size))
-                return
+                given = None if names is None else as_names(names, len(size))
+                schema, leaves = flat
+                return make(schema, leaves, NO_STATICS, size, given)
         elif entries:
             raise OptionError(
                 "entries are given twice",
@@ -219,11 +225,8 @@ class TensorDict(Tree, plain=True):
             )
         size = as_size(() if batch_size is None else batch_size)
         part = assemble(source, size, TensorDict, device=as_device(device))
-        self._schema = part.kid  # pyright: ignore[reportAttributeAccessIssue]
-        self._leaves = part.leaves
-        self._statics = part.statics
-        self._batch_size = size
-        self._names = None if names is None else as_names(names, len(size))
+        given = None if names is None else as_names(names, len(size))
+        return make(cast("Schema", part.kid), part.leaves, part.statics, size, given)
 
     from_dict = staticmethod(convert.from_dict)
     from_module = staticmethod(_modules.from_module)

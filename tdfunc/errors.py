@@ -56,16 +56,8 @@ class TdfuncError(Exception):
         got: object = None,
         fix: str | None = None,
     ) -> None:
-        parts = [what]
-        if path is not None:
-            parts.append(f"at {show_path(path)}")
-        if expected is not None:
-            parts.append(f"expected {expected}")
-        if got is not None:
-            parts.append(f"got {got}")
-        if fix is not None:
-            parts.append(f"to fix: {fix}")
-        super().__init__(" - ".join(parts))
+        # Nothing but fields: Dynamo traces this, so that an error raised in compiled
+        # code is the error, and the text is made when somebody reads it.
         self.what = what
         self.path = path
         self.expected = expected
@@ -73,8 +65,16 @@ class TdfuncError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        # KeyError would print the repr of the message, quotes and all.
-        return str(self.args[0])
+        parts = [self.what]
+        if self.path is not None:
+            parts.append(f"at {show_path(self.path)}")
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.got is not None:
+            parts.append(f"got {self.got}")
+        if self.fix is not None:
+            parts.append(f"to fix: {self.fix}")
+        return " - ".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = (self.what, self.path, str_or_none(self.expected))

@@ -1,8 +1,8 @@
 """Every private name of torch that tdfunc uses, each with what to do without it.
 
 `is_tracing` is whether Dynamo reads the code instead of Python running it;
-`is_compiling` is wider: also when Python runs under `torch.export`. The narrow one costs
-half as much.
+`is_compiling` is wider: also when Python runs under `torch.export`. The narrow one
+costs half as much.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ def as_names(names: DimNames | None, dims: int) -> tuple[str | None, ...] | None
             "the names do not fit the batch dims",
             expected=f"{dims} names, one (or None) for every batch dim",
             got=list(given),
+            fix=f"names={[None] * dims} leaves all dims unnamed",
         )
     if any([n is not None and not (isinstance(n, str) and n) for n in given]):
         raise OptionError(

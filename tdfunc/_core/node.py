@@ -89,7 +89,8 @@ class _Refusal:
         self.pure = pure
 
     def __get__(self, node: object, owner: type | None = None) -> NoReturn:
-        raise PureNameError(f"{self.name!r} would change the tree", fix=self.pure)
+        what = f"a tree never changes, so there is no {self.name!r}"
+        raise PureNameError(what, fix=self.pure)
 
 
 class Node:
@@ -180,9 +181,21 @@ class Node:
         return prod(self.batch_size)
 
     def __len__(self) -> int:
-        """Return the size of the first batch dim, 0 if there is none."""
+        """Return the size of the first batch dim.
+
+        Raises:
+            OperandError: there is no batch dim. A length of 0 would make torch take
+                the tree for an empty sequence, equal to any other.
+        """
         size = self.batch_size
-        return size[0] if size else 0
+        if not size:
+            raise OperandError(
+                "a tree without batch dims has no length",
+                expected="at least one batch dim",
+                got="batch_size=[]",
+                fix="len(td.keys()) counts its entries",
+            )
+        return size[0]
 
     @property
     def names(self) -> tuple[str | None, ...] | None:
@@ -448,7 +461,9 @@ def entry_at(node: Node, path: Path) -> Any:
     return node._leaves[found.lo]
 
 
-def missing(node: Node, path: Path) -> MissingKeyError | PathThroughLeafError:
+def missing(
+    node: Node, path: Path, fix: str | None = None
+) -> MissingKeyError | PathThroughLeafError:
     """Return the error for a path at which there is no entry."""
     schema = node._schema
     leaf = schema.blocked(path)
@@ -466,7 +481,7 @@ def missing(node: Node, path: Path) -> MissingKeyError | PathThroughLeafError:
         "there is no such entry",
         path=path,
         expected=nearest(path[-1], schema.node_keys(path)),
-        fix=f"td.get({short(path)!r}, default) if it may be missing",
+        fix=fix or f"td.get({short(path)!r}, default) if it may be missing",
     )
 
 

@@ -24,11 +24,20 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    cast,
+    final,
+)
 
 from tdfunc._core._torch import register_trace_constant
 from tdfunc._core.keys import check_key, short
-from tdfunc.errors import InvalidKeyError
+from tdfunc.errors import ImmutableError, InvalidKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -45,6 +54,8 @@ STATIC: Final = -1
 _MEMO_LIMIT: Final = 64
 
 Shape: TypeAlias = tuple[int, ...]
+
+_put = object.__setattr__
 
 
 class Found(NamedTuple):
@@ -182,6 +193,9 @@ class Schema:
             schema = _intern(token)
         return schema
 
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ImmutableError(f"a schema never changes, so {name!r} can not be set")
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -272,23 +286,27 @@ class Schema:
 
     def ranks(self) -> tuple[int, ...]:
         """Return for every leaf its dims behind the batch dims of *this* node."""
-        if self._ranks is None:
+        known = self._ranks
+        if known is None:
             ranks = [0] * self.n
             for _, kid, lo, _, surplus in self.walk():
                 if not isinstance(kid, Schema) and kid != STATIC:
                     ranks[lo] = kid + surplus
-            self._ranks = tuple(ranks)
-        return self._ranks
+            known = tuple(ranks)
+            _put(self, "_ranks", known)
+        return known
 
     def paths(self) -> tuple[Path, ...]:
         """Return the path of every leaf, in the order of the leaves."""
-        if self._paths is None:
+        known = self._paths
+        if known is None:
             paths: list[Path] = [()] * self.n
             for path, kid, lo, _, _ in self.walk():
                 if not isinstance(kid, Schema) and kid != STATIC:
                     paths[lo] = path
-            self._paths = tuple(paths)
-        return self._paths
+            known = tuple(paths)
+            _put(self, "_paths", known)
+        return known
 
     def leaf_names(self) -> tuple[Any, ...]:
         """Return for every leaf what reads it: a key, or a path of several."""
@@ -436,9 +454,11 @@ class Schema:
         This is what pytree contexts compare: a tree of norms, masks or in_dims has
         the canonical schema of the tree that it was mapped from.
         """
-        if self._canon is None:
-            self._canon = self._rebuilt([0] * self.n, sort=True, bare=True)
-        return self._canon
+        known = self._canon
+        if known is None:
+            known = self._rebuilt([0] * self.n, sort=True, bare=True)
+            _put(self, "_canon", known)
+        return known
 
     def matches(self, other: Schema) -> bool:
         """Return whether two trees have the same entries, whatever their order."""
@@ -978,6 +998,8 @@ def _make(
     for key in keys:
         if check_key(key) is not key:
             raise InvalidKeyError("keys are plain strings", got=type(key).__name__)
+    if len(frozenset(keys)) != len(keys):
+        raise InvalidKeyError("a key comes twice", got=keys)
     own_hash = hash((node_cls, keys, kids, surplus))
     surplus = surplus or (0,) * len(keys)
     schema = object.__new__(Schema)
@@ -998,22 +1020,22 @@ def _make(
         else:
             slots[key] = n
             n += 1
-    schema.cls = node_cls
-    schema.keys = keys
-    schema.kids = kids
-    schema.surplus = surplus
-    schema.order = keys if order == keys else order
-    schema.n = n
-    schema.m = m
-    schema.slots = slots
-    schema.index = index
-    schema.extra = extra
-    schema._hash = own_hash
-    schema._ranks = None
-    schema._paths = None
-    schema._canon = None
-    schema._found = {}
-    schema._memo = {}
+    _put(schema, "cls", node_cls)
+    _put(schema, "keys", keys)
+    _put(schema, "kids", kids)
+    _put(schema, "surplus", surplus)
+    _put(schema, "order", keys if order == keys else order)
+    _put(schema, "n", n)
+    _put(schema, "m", m)
+    _put(schema, "slots", slots)
+    _put(schema, "index", index)
+    _put(schema, "extra", extra)
+    _put(schema, "_hash", own_hash)
+    _put(schema, "_ranks", None)
+    _put(schema, "_paths", None)
+    _put(schema, "_canon", None)
+    _put(schema, "_found", {})
+    _put(schema, "_memo", {})
     return schema
 
 

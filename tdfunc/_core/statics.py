@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ class NonTensorData:
         return hash(NonTensorData)
 
 
+# Boxes that hold their values, and for each value its box and its place there.
+Pointer: TypeAlias = "tuple[tuple[Statics, ...], tuple[tuple[int, int], ...]]"
+
+
 @final
 class Statics:
     """An immutable tuple of values, compared safely and hashed without looking.
@@ -67,28 +71,27 @@ class Statics:
         count: how many values there are.
     """
 
-    __slots__ = ("_places", "_sources", "_values", "count")
+    __slots__ = ("_pointer", "_values", "count")
 
     def __init__(
-        self,
-        values: tuple[Any, ...] | None,
-        sources: tuple[Statics, ...] = (),
-        places: tuple[tuple[int, int], ...] = (),
+        self, values: tuple[Any, ...] | None, pointer: Pointer | None = None
     ) -> None:
         self._values = values
-        self._sources = sources  # boxes that hold their values
-        self._places = places  # for each value its source and its place there
-        self.count = len(places) if values is None else len(values)
+        self._pointer = pointer
+        self.count = len(values or ()) if pointer is None else len(pointer[1])
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The values."""
-        values = self._values
-        if values is None:
-            boxes = [source.values for source in self._sources]
-            values = tuple([boxes[box][at] for box, at in self._places])
-            self._values = values
-        return values
+        pointer = self._pointer
+        if pointer is not None:
+            sources, places = pointer
+            boxes = [source.values for source in sources]
+            # Values before pointer: a thread that finds no pointer finds values. The
+            # sources go, and what they hold beside these values with them.
+            self._values = tuple([boxes[box][at] for box, at in places])
+            self._pointer = None
+        return self._values or ()
 
     def part(self, start: int, stop: int) -> Statics:
         """Return the box of ``values[start:stop]``, sharing the values."""
@@ -136,15 +139,16 @@ def gather_statics(places: list[tuple[Statics, int]]) -> Statics:
         origin, at = box, place
         # A box that only points is looked through, so that pointers do not pile up
         # when a compiled function is fed what it returned.
-        if box._places:
-            source, at = box._places[place]
-            origin = box._sources[source]
+        pointer = box._pointer
+        if pointer is not None:
+            source, at = pointer[1][place]
+            origin = pointer[0][source]
         number = next((i for i, old in enumerate(sources) if old is origin), -1)
         if number < 0:
             number = len(sources)
             sources.append(origin)
         found.append((number, at))
-    return Statics(None, tuple(sources), tuple(found))
+    return Statics(None, (tuple(sources), tuple(found)))
 
 
 def rebuild_statics(values: tuple[Any, ...]) -> Statics:

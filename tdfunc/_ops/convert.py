@@ -163,6 +163,9 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
 def to_dict(td: Node) -> dict[str, Any]:
     """Return a plain dict of dicts; tensors and static values as they are.
 
+    A static that is a number, a list or a dict comes back from `TensorDict` as
+    something else unless it is wrapped in `NonTensorData` again.
+
     Examples:
         >>> from tdfunc import TensorDict
         >>> TensorDict({"n": {"a": 1}, "s": "x"}).to_dict()
@@ -226,6 +229,7 @@ def from_dict(
             expected="batch_size, or auto_batch_size / batch_dims",
             got=f"batch_size={batch_size!r} with "
             f"auto_batch_size={auto_batch_size!r}, batch_dims={batch_dims!r}",
+            fix="leave batch_size out to have it inferred",
         )
     if batch_dims is not None and (
         not isinstance(batch_dims, int)

@@ -115,7 +115,8 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
     """Return the tree with the entries of `other` set; nested nodes are merged.
 
     A mapping or tree in `other` is merged into the node at its key; anything else
-    replaces what is there. All is checked before anything is built.
+    replaces what is there, and a mapping at the key of a leaf replaces the leaf by a
+    node. All is checked before anything is built.
 
     Args:
         td: the tree.
@@ -199,6 +200,8 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
 
 def _overwritten(td: NodeT, other: Any) -> NodeT | None:
     """Return the tree with other tensors of the same shapes, None if it takes more."""
+    if isinstance(other, Node) and other._schema.m:
+        return None
     slots = td._schema.slots
     leaves = list(td._leaves)
     for key, value in other.items():
@@ -288,7 +291,7 @@ def _check_known(td: Node, source: Entries | Node) -> None:
             path = (*prefix, check_key(key, prefix))
             found = td._schema.find(path)
             if found is None:
-                raise missing(td, path)
+                raise missing(td, path, "td.update(...) adds entries")
             if isinstance(found.kid, Schema) and _is_nested(level, key):
                 pending.append((path, level[key]))
 
@@ -317,7 +320,7 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
     paths = tuple([as_path(key) for key in keys])
     for path in paths:
         if td._schema.find(path) is None:
-            raise missing(td, path)
+            raise missing(td, path, "td.exclude(...) ignores what is not there")
     return _narrow(td, td._schema.narrowed(paths, keep=False))
 
 

@@ -107,7 +107,7 @@ def _normal(td: Node, index: Any) -> Any:
             "the index has more dims than the batch",
             expected=f"at most {dims} for batch_size={list(size)}",
             got=f"{used} in {_show(index)}",
-            fix="td.apply(lambda x: x[index], batch_size=...) reaches feature dims"
+            fix="td[key][index] reaches the feature dims of one entry"
             if dims
             else "td.with_batch_size([...]) declares batch dims",
         )

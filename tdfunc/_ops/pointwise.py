@@ -28,6 +28,7 @@ from tdfunc._core._torch import (
     foreach_sub,
     foreach_works,
 )
+from tdfunc._core.leaf import as_leaf
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.statics import same_value
@@ -84,7 +85,7 @@ def binary(
     if isinstance(other, Numbers):
         return pointwise(td, fn, each, other)
     if isinstance(other, (np.ndarray, np.generic)):
-        other = torch.from_numpy(np.asarray(other))
+        other = as_leaf(other, ())
     if isinstance(other, torch.Tensor):
         return _with_tensor(td, other, fn, each)
     raise OperandError(
@@ -132,7 +133,11 @@ def _with_tree(
         leaves = _paired(schema, td._leaves, other._leaves, fn, each)
         return make(schema, leaves, td._statics, size, td._names)
     if not schema.matches(oschema):
-        check_same_entries((td, other), "the trees do not have the same entries")
+        check_same_entries(
+            (td, other),
+            "the trees do not have the same entries",
+            fix="td.select(*keys) keeps the entries that both have",
+        )
     try:
         joint = torch.broadcast_shapes(size, osize)
     except RuntimeError:
@@ -140,6 +145,7 @@ def _with_tree(
             "the batch sizes do not broadcast",
             expected=f"a batch size that broadcasts with {list(size)}",
             got=list(osize),
+            fix="td.unsqueeze(dim) adds a batch dim that broadcasts",
         ) from None
     plan = schema.aligned(oschema, len(size), len(osize))
     left = _padded(td._leaves, plan.mine, plan.joint)
@@ -196,6 +202,7 @@ def _paired(
                     path=path,
                     expected=f"a shape that broadcasts with {list(x.shape)}",
                     got=f"shape {list(y.shape)}",
+                    fix="td.apply(fn, other) combines leaves in another way",
                 ) from error
         raise
 

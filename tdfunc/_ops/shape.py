@@ -52,7 +52,11 @@ def as_dim(td: Node, dim: int | str, extra: int = 0) -> int:
         names = td.names or ()
         if dim in names:
             return names.index(dim)
-        raise ShapeError(f"no batch dim is named {dim!r}", expected=f"one of {names}")
+        raise ShapeError(
+            f"no batch dim is named {dim!r}",
+            expected=f"one of {names}" if names else "a number: the dims have no names",
+            fix="td.with_names(names) names them",
+        )
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(
             "a dim is a number or a name", expected="an int", got=type(dim).__name__

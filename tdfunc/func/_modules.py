@@ -156,7 +156,7 @@ def functional_call(
         OperandError: `params` or `buffers` is neither a tree nor a mapping.
         MissingKeyError: a path names no parameter or buffer of the module.
         StructureError: a path is in `params` and in `buffers`.
-        TypeError: the module is a script module or a compiled module.
+        OptionError: the module is a script module or a compiled module.
 
     Examples:
         >>> import torch

@@ -18,6 +18,7 @@ from tdfunc import NonTensorData, TensorDict
 from tdfunc.errors import (
     BatchSizeError,
     InvalidLeafError,
+    OperandError,
     OptionError,
     StructureError,
     TdfuncError,
@@ -462,8 +463,29 @@ def test_the_size_of_a_dim_that_is_not_there_is_an_index_error() -> None:
             td.size(dim)
 
 
-def test_the_length_of_a_tree_without_batch_dims_is_0() -> None:
-    assert len(TensorDict({"x": ramp(3)})) == 0
+def test_a_tree_without_batch_dims_has_no_length() -> None:
+    td = TensorDict({"x": ramp(3)})
+    with pytest.raises(OperandError, match=r"to fix: len\(td.keys\(\)\)") as caught:
+        len(td)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_tree_does_not_pass_for_an_empty_sequence() -> None:
+    # torch would make an empty tensor of it, and find any two such trees close.
+    td = TensorDict({"x": ramp(3)}, 3)
+    with pytest.raises((TypeError, AssertionError)):
+        torch.testing.assert_close(td, td + 1)
+
+
+def test_building_again_does_not_change_a_tree() -> None:
+    td = TensorDict({"x": ramp(3)}, 3)
+    td.__init__({"y": ramp(2)}, 2)  # pyright: ignore[reportCallIssue]
+    assert td.keys() == ("x",)
+
+
+def test_tensor_dict_can_not_be_subclassed() -> None:
+    with pytest.raises(TypeError, match="final"):
+        type("Mine", (TensorDict,), {})
 
 
 # from_dict

@@ -97,7 +97,7 @@ def test_names_of_the_mutable_api_give_the_pure_spelling(name: str) -> None:
         getattr(td, name)
     assert isinstance(caught.value, AttributeError)
     text = str(caught.value)
-    assert f"{name!r} would change the tree" in text
+    assert f"a tree never changes, so there is no {name!r}" in text
     assert f"to fix: {PURE_SPELLINGS[name]}" in text
     assert not hasattr(td, name)
 

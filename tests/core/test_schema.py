@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import tdfunc
 from tdfunc import Schema, TensorDict
 from tdfunc._core import schema as schema_module
+from tdfunc.errors import ImmutableError, InvalidKeyError
 from tests.cases import Case, cases, ramp
 
 if TYPE_CHECKING:
@@ -258,3 +259,11 @@ def test_a_fork_while_a_thread_holds_the_table_leaves_it_usable() -> None:
     assert keys == ("made in the child", "n")
     assert known
     assert interned
+
+
+def test_a_schema_can_not_be_changed_and_refuses_keys_that_come_twice() -> None:
+    schema = TensorDict({"x": torch.zeros(2)})._schema
+    with pytest.raises(ImmutableError, match="keys"):
+        schema.keys = ()
+    with pytest.raises(InvalidKeyError, match="twice"):
+        Schema(TensorDict, ("a", "a"), (1, 2))

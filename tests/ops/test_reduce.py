@@ -245,5 +245,6 @@ def test_all_and_any_with_a_dim_give_trees() -> None:
     assert td.all(0)["x"].tolist() == [True, False]
     assert td.any("feature")["x"].tolist() == [True, True]
     assert td.all("feature").batch_size == (2,)
-    assert torch.all(td, dim=0)["x"].tolist() == [True, False]
+    through_torch: Any = torch.all
+    assert through_torch(td, dim=0)["x"].tolist() == [True, False]
     assert td.all(0, keepdim=True).batch_size == (1,)
