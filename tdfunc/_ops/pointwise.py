@@ -325,7 +325,9 @@ def pow(td: NodeT, other: Any) -> NodeT:
 
 def radd(td: NodeT, other: Any) -> NodeT:
     """Return ``other + td``."""
-    return binary(td, other, lambda x, y: operator.add(y, x), foreach_add)
+    # Numbers commute to the bit; tensors of other dtypes do not.
+    each = foreach_add if isinstance(other, Numbers) else None
+    return binary(td, other, lambda x, y: operator.add(y, x), each)
 
 
 def rsub(td: NodeT, other: Any) -> NodeT:
@@ -335,7 +337,8 @@ def rsub(td: NodeT, other: Any) -> NodeT:
 
 def rmul(td: NodeT, other: Any) -> NodeT:
     """Return ``other * td``."""
-    return binary(td, other, lambda x, y: operator.mul(y, x), foreach_mul)
+    each = foreach_mul if isinstance(other, Numbers) else None
+    return binary(td, other, lambda x, y: operator.mul(y, x), each)
 
 
 def rtruediv(td: NodeT, other: Any) -> NodeT:
