@@ -102,7 +102,7 @@ def split(draw: Draw) -> Any:
 # Operations by the name that the library lists them under.
 OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.entries
-    "set_entry": lambda draw, td: (
+    "set": lambda draw, td: (
         TensorDict.set,
         td,
         draw(keys()),
@@ -176,6 +176,8 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         lambda td: tdfunc.mean(td, "feature", dtype=torch.complex64),
         td,
     ),
+    "any": just(tdfunc.any),
+    "all": lambda draw, td: (tdfunc.all, td, dim_of(draw, td)),
     # _ops.pointwise
     **{
         name: binary(getattr(tdfunc, name))

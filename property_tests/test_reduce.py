@@ -15,8 +15,12 @@ from tdfunc.testing import assert_pure, assert_valid, batch_sizes, tensordicts, 
 if TYPE_CHECKING:
     from tdfunc import TensorDict
 
-REDUCTIONS = [torch.sum, torch.mean]
-each_reduction = pytest.mark.parametrize("fn", REDUCTIONS, ids=lambda fn: fn.__name__)
+each_reduction = pytest.mark.parametrize(
+    "fn", [torch.sum, torch.mean, torch.any, torch.all], ids=lambda fn: fn.__name__
+)
+each_sum = pytest.mark.parametrize(
+    "fn", [torch.sum, torch.mean], ids=lambda fn: fn.__name__
+)
 
 
 def numbers(size: torch.Size) -> st.SearchStrategy[torch.Tensor]:
@@ -25,7 +29,9 @@ def numbers(size: torch.Size) -> st.SearchStrategy[torch.Tensor]:
 
 def over(fn: Any, x: torch.Tensor, dims: list[int], *, keepdim: bool) -> torch.Tensor:
     """Return a leaf reduced over dims; over no dim it stays (torch takes [] as all)."""
-    return fn(x, dims, keepdim=keepdim) if dims else x.clone()
+    if dims:
+        return fn(x, dims, keepdim=keepdim)
+    return x.bool() if fn in {torch.any, torch.all} else x.clone()
 
 
 @each_reduction
@@ -77,7 +83,7 @@ def test_feature_dims_reduce_each_leaf(
             assert node.size == (found[path[:-1]] if path[:-1] else found).batch_size
 
 
-@each_reduction
+@each_sum
 @given(td=tensordicts(leaves=numbers))
 def test_no_dim_reduces_each_leaf_to_a_scalar(fn: Any, td: TensorDict) -> None:
     expected = m.mapped(m.read(td), fn, lambda _: ())
@@ -86,6 +92,17 @@ def test_no_dim_reduces_each_leaf_to_a_scalar(fn: Any, td: TensorDict) -> None:
 
     assert_valid(found)
     m.assert_is(expected, found)
+
+
+@pytest.mark.parametrize("fn", [any, all], ids=["any", "all"])
+@given(td=tensordicts(dtypes=[torch.bool, torch.float32, torch.int64]))
+def test_any_and_all_fold_all_elements(fn: Any, td: TensorDict) -> None:
+    """Those of an empty tree as those of an empty list."""
+    values = [v for _, x, _ in m.leaves(m.read(td)) for v in x.flatten().tolist()]
+
+    found = assert_pure(getattr(td, fn.__name__))
+
+    assert m.same_tensor(torch.tensor(fn(values)), found)
 
 
 @given(tensordicts(leaves=lambda s: tensors(s, dtypes=[torch.int64]), min_leaves=1))

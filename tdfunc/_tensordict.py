@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, final
 from tdfunc._core import repr as _repr
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, assemble_flat
-from tdfunc._core.node import Node, make
+from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import (
     convert,
@@ -26,7 +26,7 @@ from tdfunc._ops import (
     shape,
 )
 from tdfunc._ops.torch_functions import torch_function
-from tdfunc.errors import InvalidLeafError, OptionError
+from tdfunc.errors import ImmutableError, InvalidLeafError, OptionError
 from tdfunc.func import _modules
 
 if TYPE_CHECKING:
@@ -187,16 +187,19 @@ class TensorDict(Tree, plain=True):
             "TensorDict is final: an operation would lose what a subclass adds"
         )
 
-    # Not __init__, which anyone could call again on a tree that is there.
-    def __new__(
-        cls,
+    def __init__(
+        self,
         source: Entries | Node | None = None,
         batch_size: Size | None = None,
         *,
         device: Device | None = None,
         names: DimNames | None = None,
         **entries: Any,
-    ) -> Self:
+    ) -> None:
+        if hasattr(self, "_schema"):
+            raise ImmutableError(
+                "a tree can not be built again", fix="td = TensorDict(...)"
+            )
         if source is None:
             source = entries
         elif type(source) is dict and device is None and not entries:
@@ -204,9 +207,11 @@ class TensorDict(Tree, plain=True):
             size = as_size(() if batch_size is None else batch_size)
             flat = assemble_flat(source, size, TensorDict)
             if flat is not None:
-                given = None if names is None else as_names(names, len(size))
-                schema, leaves = flat
-                return make(schema, leaves, NO_STATICS, size, given)
+                self._schema, self._leaves = flat
+                self._statics = NO_STATICS
+                self._batch_size = size
+                self._names = None if names is None else as_names(names, len(size))
+                return
         elif entries:
             raise OptionError(
                 "entries are given twice",
@@ -225,8 +230,11 @@ class TensorDict(Tree, plain=True):
             )
         size = as_size(() if batch_size is None else batch_size)
         part = assemble(source, size, TensorDict, device=as_device(device))
-        given = None if names is None else as_names(names, len(size))
-        return make(cast("Schema", part.kid), part.leaves, part.statics, size, given)
+        self._schema = cast("Schema", part.kid)
+        self._leaves = part.leaves
+        self._statics = part.statics
+        self._batch_size = size
+        self._names = None if names is None else as_names(names, len(size))
 
     from_dict = staticmethod(convert.from_dict)
     from_module = staticmethod(_modules.from_module)

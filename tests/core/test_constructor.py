@@ -17,6 +17,7 @@ import tdfunc
 from tdfunc import NonTensorData, TensorDict
 from tdfunc.errors import (
     BatchSizeError,
+    ImmutableError,
     InvalidLeafError,
     OperandError,
     OptionError,
@@ -479,7 +480,8 @@ def test_a_tree_does_not_pass_for_an_empty_sequence() -> None:
 
 def test_building_again_does_not_change_a_tree() -> None:
     td = TensorDict({"x": ramp(3)}, 3)
-    td.__init__({"y": ramp(2)}, 2)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ImmutableError, match="built again"):
+        td.__init__({"y": ramp(2)}, 2)
     assert td.keys() == ("x",)
 
 
