@@ -243,7 +243,7 @@ def operations() -> Iterator[str]:
     yield from tdfunc.func.__all__
 
 
-# These take a module; `tests/func` holds that they leave it alone.
+# These take a module, and have a test of their own below.
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {"as_dim"}
@@ -282,6 +282,40 @@ def test_operation_is_pure(name: str, td: TensorDict, data: st.DataObject) -> No
     for tree in result if isinstance(result, (list, tuple)) else [result]:
         if isinstance(tree, TensorDict) and name != "in_dims":
             assert_valid(tree)
+
+
+MODULES: dict[str, Callable[[], torch.nn.Module]] = {
+    "linear": lambda: torch.nn.Linear(3, 2),
+    "batch norm": lambda: torch.nn.Sequential(
+        torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.ReLU(inplace=True)
+    ),
+    "dropout": lambda: torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(3, 1)),
+    "shared": lambda: torch.nn.Sequential(*[torch.nn.Linear(3, 3)] * 2),
+    "eval": lambda: torch.nn.BatchNorm1d(3).eval(),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@given(rows=st.integers(2, 4), shift=st.integers(0, 3))
+def test_what_takes_a_module_leaves_it_alone(name: str, rows: int, shift: int) -> None:
+    """Statistics of batch norm included, and so the given parameters and inputs."""
+    module = MODULES[name]()
+    x = torch.arange(rows * 3, dtype=torch.float32).reshape(rows, 3) + shift
+
+    params = assert_pure(tdfunc.from_module, module)
+    stacked = assert_pure(tdfunc.from_modules, module, module)
+
+    assert_valid(params)
+    assert_valid(stacked)
+    assert_pure(tdfunc.func.functional_call, module, params, (x,))
+    weights = tdfunc.from_module(module, params_only=True)
+    assert_pure(torch.func.grad(_loss), weights, module, x)
+
+
+def _loss(
+    weights: TensorDict, module: torch.nn.Module, x: torch.Tensor
+) -> torch.Tensor:
+    return tdfunc.func.functional_call(module, weights, (x,)).square().sum()
 
 
 @given(tensordicts(max_leaves=3), st.data())

@@ -708,6 +708,7 @@ def test_invalid_tree_is_caught(name: str) -> None:
         ("a", (1, 0, 0, 0), "td: the schema contradicts itself at 'a'"),
         ("s", (STATIC, 2, 0, 2), "td: the schema contradicts itself at 's'"),
     ],
+    ids=["place", "rank", "surplus"],
 )
 def test_schema_that_contradicts_itself_is_caught(
     key: str, entry: tuple[Any, ...], line: str
@@ -717,8 +718,8 @@ def test_schema_that_contradicts_itself_is_caught(
     seeded = object.__new__(Schema)
     for slot in Schema.__slots__:
         if slot != "__weakref__":
-            setattr(seeded, slot, getattr(td._schema, slot))
-    seeded.index = {**td._schema.index, key: entry}
+            object.__setattr__(seeded, slot, getattr(td._schema, slot))
+    object.__setattr__(seeded, "index", {**td._schema.index, key: entry})
 
     with pytest.raises(AssertionError) as caught:
         assert_valid(corrupted(td, schema=seeded))

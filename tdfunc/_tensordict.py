@@ -26,7 +26,7 @@ from tdfunc._ops import (
     shape,
 )
 from tdfunc._ops.torch_functions import torch_function
-from tdfunc.errors import ImmutableError, InvalidLeafError, OptionError
+from tdfunc.errors import InvalidLeafError, OptionError
 from tdfunc.func import _modules
 
 if TYPE_CHECKING:
@@ -196,10 +196,6 @@ class TensorDict(Tree, plain=True):
         names: DimNames | None = None,
         **entries: Any,
     ) -> None:
-        if hasattr(self, "_schema"):
-            raise ImmutableError(
-                "a tree can not be built again", fix="td = TensorDict(...)"
-            )
         if source is None:
             source = entries
         elif type(source) is dict and device is None and not entries:

@@ -31,16 +31,20 @@ __all__ = [
 ]
 
 
+_SEQUENCES = (list, tuple, torch.Size)
+
+
 def as_size(value: Any, name: str = "batch_size") -> torch.Size:
     """Return an int or a sequence of ints as a `torch.Size`.
 
     Raises:
         OptionError: it is something else, or a size is negative.
     """
-    if type(value) is int or isinstance(value, (torch.SymInt, np.integer)):
-        value = (value,)
+    kind = type(value)
+    if kind not in _SEQUENCES and isinstance(value, (int, torch.SymInt, np.integer)):
+        value = (value,) if kind is not bool else value
     try:
-        size = value if type(value) is torch.Size else torch.Size(value)
+        size = value if kind is torch.Size else torch.Size(value)
     except TypeError:
         raise OptionError(
             f"{name} is not a size",

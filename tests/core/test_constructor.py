@@ -17,7 +17,6 @@ import tdfunc
 from tdfunc import NonTensorData, TensorDict
 from tdfunc.errors import (
     BatchSizeError,
-    ImmutableError,
     InvalidLeafError,
     OperandError,
     OptionError,
@@ -476,13 +475,6 @@ def test_a_tree_does_not_pass_for_an_empty_sequence() -> None:
     td = TensorDict({"x": ramp(3)}, 3)
     with pytest.raises((TypeError, AssertionError)):
         torch.testing.assert_close(td, td + 1)
-
-
-def test_building_again_does_not_change_a_tree() -> None:
-    td = TensorDict({"x": ramp(3)}, 3)
-    with pytest.raises(ImmutableError, match="built again"):
-        td.__init__({"y": ramp(2)}, 2)
-    assert td.keys() == ("x",)
 
 
 def test_tensor_dict_can_not_be_subclassed() -> None:
