@@ -21,7 +21,7 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=30, stateful_step_count=20, **UNTIMED)
 settings.register_profile(
     "ci",
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=25,
     derandomize=True,
     database=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map
 import tdfunc
 from property_tests import model as m
 from tdfunc import TensorDict
-from tdfunc.errors import StructureError
+from tdfunc.errors import TdfuncError
 from tdfunc.testing import assert_equal, assert_pure, assert_valid, tensordicts
 
 if TYPE_CHECKING:
@@ -107,28 +108,38 @@ def test_combine_takes_trees_without_common_entries_only(
 ) -> None:
     """Nodes may be in several; anything else in two trees raises."""
     models = list(map(m.read, tds))
-    whole, fits = models[0], True
-    for model in models[1:]:
-        paths = {path: value for path, value, _ in m.walk(model)}
-        fits = fits and not any(_clash(whole, path, v) for path, v in paths.items())
-        if not fits:
-            break
-        whole = m.update(whole, model)
 
-    if fits:
+    try:
+        expected = reduce(_combined, models)
+    except m.Refused as refused:
+        with pytest.raises(refused.kind) as caught:
+            assert_pure(tdfunc.combine, *tds)
+        assert isinstance(caught.value, TdfuncError)
+    else:
         found = assert_pure(tdfunc.combine, *tds)
         assert_valid(found)
-        m.assert_is(whole, found)
-    else:
-        with pytest.raises(StructureError):
-            assert_pure(tdfunc.combine, *tds)
+        m.assert_is(expected, found)
 
 
-def _clash(model: m.Model, path: m.Path, value: Any) -> bool:
-    """Return whether an entry meets another, or goes on below one, in the model."""
-    for i in range(1, len(path)):
-        if m.has(model, path[:i]) and not isinstance(m.get(model, path[:i]), m.Model):
-            return True
-    if not m.has(model, path):
-        return False
-    return not (isinstance(value, m.Model) and isinstance(m.get(model, path), m.Model))
+def _combined(one: m.Model, two: m.Model) -> m.Model:
+    """Return both models in one.
+
+    Raises:
+        m.Refused: both have an entry that is no node, or nodes with other batch sizes.
+    """
+    entries = dict(one.entries)
+    for key, value in two.entries.items():
+        old = entries.get(key)
+        if old is None:
+            entries[key] = m.fitted(value, one.size)
+        elif isinstance(old, m.Model) and isinstance(value, m.Model):
+            # A node without leaves has no batch size of its own to insist on.
+            sizes = {node.size for node in (old, value) if node.has_leaves()}
+            if len(sizes) > 1:
+                raise m.Refused(ValueError)
+            size = next(iter(sizes), one.size)
+            sides = [m.Model(size, node.entries) for node in (old, value)]
+            entries[key] = _combined(*sides)
+        else:
+            raise m.Refused(ValueError)
+    return m.settled(m.Model(one.size, entries))

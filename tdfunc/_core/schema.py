@@ -19,11 +19,7 @@ deep.
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from bisect import bisect_left
-from collections import deque
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -36,6 +32,7 @@ from typing import (
 )
 
 from tdfunc._core._torch import register_trace_constant
+from tdfunc._core.interning import InternTable
 from tdfunc._core.keys import check_key, short
 from tdfunc.errors import ImmutableError, InvalidKeyError
 
@@ -52,6 +49,7 @@ STATIC: Final = -1
 # More than any program uses on one structure; a program that makes up paths at
 # run time starts over instead of growing for ever.
 _MEMO_LIMIT: Final = 64
+_KEPT_KEYS: Final = 1024
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -187,11 +185,9 @@ class Schema:
             if not any(surplus):
                 surplus = None
         token = (node_cls, keys, kids, surplus)
-        reference = _TABLE.get(token)
+        reference = _INTERNED.references.get(token)
         schema = None if reference is None else reference()
-        if schema is None:
-            schema = _intern(token)
-        return schema
+        return _INTERNED.get(token) if schema is None else schema
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise ImmutableError(f"a schema never changes, so {name!r} can not be set")
@@ -792,7 +788,7 @@ class Schema:
             bare: make every surplus 0.
         """
         count = 0
-        stack = [_Draft(self, 0, 0, "", 0, keep=True, sort=sort)]
+        stack = [_Rebuild(self, 0, 0, "", 0, keep=True, sort=sort)]
         while True:
             draft = stack[-1]
             for key in draft.rest:
@@ -805,7 +801,7 @@ class Schema:
                     count += 1
                     surplus = 0 if bare else surplus
                     stack.append(
-                        _Draft(kid, lo, slo, key, surplus, keep=keep, sort=sort)
+                        _Rebuild(kid, lo, slo, key, surplus, keep=keep, sort=sort)
                     )
                     break
                 if kid == STATIC:
@@ -838,7 +834,7 @@ class Schema:
 Kid: TypeAlias = int | Schema
 
 
-class _Draft:
+class _Rebuild:
     """A node under construction in `Schema._rebuilt`."""
 
     __slots__ = (
@@ -938,57 +934,6 @@ def _shared_prefix(
     return most
 
 
-# The intern table. Its entries are weak, so that structures made at run time go
-# away with the trees that had them; one lock guards making and removing. The lock
-# is re-entrant because a collection, and with it a removal, can start inside.
-_TABLE: dict[tuple[Any, ...], _Reference] = {}
-
-# The last few structures stay, so that a loop which drops each tree before it makes
-# the next does not make the schema anew every time. Huge ones are not worth keeping.
-_RECENT: deque[Schema] = deque(maxlen=128)
-_RECENT_KEYS: Final = 1024
-
-
-class _Guard:
-    """The lock of the table; a forked child gets a fresh one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-
-
-_GUARD = _Guard()
-if hasattr(os, "register_at_fork"):
-    # Another thread may hold the lock at the moment of the fork.
-    os.register_at_fork(after_in_child=_GUARD.__init__)
-
-
-class _Reference(weakref.ref[Schema]):
-    __slots__ = ("token",)
-
-    token: tuple[Any, ...]
-
-
-def _forget(reference: Any) -> None:
-    with _GUARD.lock:
-        # A new schema may have taken the place since.
-        if _TABLE.get(reference.token) is reference:
-            del _TABLE[reference.token]
-
-
-def _intern(token: tuple[Any, ...]) -> Schema:
-    with _GUARD.lock:
-        reference = _TABLE.get(token)
-        schema = None if reference is None else reference()
-        if schema is None:
-            schema = _make(*token)
-            reference = _Reference(schema, _forget)
-            reference.token = token
-            _TABLE[token] = reference
-            if schema.n + schema.m <= _RECENT_KEYS:
-                _RECENT.append(schema)
-        return schema
-
-
 def _make(
     node_cls: type[Any],
     keys: tuple[str, ...],
@@ -1038,6 +983,9 @@ def _make(
     _put(schema, "_memo", {})
     return schema
 
+
+# The schemas of huge trees are not worth keeping without a tree.
+_INTERNED: InternTable[Schema] = InternTable(_make, lambda s: s.n + s.m <= _KEPT_KEYS)
 
 register_trace_constant(
     Schema,

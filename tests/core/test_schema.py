@@ -137,7 +137,7 @@ def test_trees_match_whatever_the_order_of_their_keys() -> None:
 
 def table_size() -> int:
     gc.collect()
-    return len(schema_module._TABLE)
+    return len(schema_module._INTERNED.references)
 
 
 def test_structures_that_nobody_uses_go_away() -> None:
@@ -236,7 +236,7 @@ def test_a_fork_while_a_thread_holds_the_table_leaves_it_usable() -> None:
     held, free = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with schema_module._GUARD.lock:
+        with schema_module._INTERNED.lock:
             held.set()
             free.wait(60)
 
