@@ -52,6 +52,16 @@ from tdfunc._ops.logic import logical_or as logical_or
 from tdfunc._ops.logic import logical_xor as logical_xor
 from tdfunc._ops.logic import maximum as maximum
 from tdfunc._ops.logic import minimum as minimum
+from tdfunc._ops.order import argsort as argsort
+from tdfunc._ops.order import cummax as cummax
+from tdfunc._ops.order import cummin as cummin
+from tdfunc._ops.order import cumprod as cumprod
+from tdfunc._ops.order import cumsum as cumsum
+from tdfunc._ops.order import log_softmax as log_softmax
+from tdfunc._ops.order import logcumsumexp as logcumsumexp
+from tdfunc._ops.order import softmax as softmax
+from tdfunc._ops.order import sort as sort
+from tdfunc._ops.order import topk as topk
 from tdfunc._ops.pointwise import abs as abs
 from tdfunc._ops.pointwise import add as add
 from tdfunc._ops.pointwise import div as div
@@ -69,10 +79,26 @@ from tdfunc._ops.pointwise import pow as pow
 from tdfunc._ops.pointwise import remainder as remainder
 from tdfunc._ops.pointwise import rsub as rsub
 from tdfunc._ops.pointwise import sub as sub
+from tdfunc._ops.reduce import ValuesIndices as ValuesIndices
 from tdfunc._ops.reduce import all as all
+from tdfunc._ops.reduce import amax as amax
+from tdfunc._ops.reduce import amin as amin
 from tdfunc._ops.reduce import any as any
+from tdfunc._ops.reduce import argmax as argmax
+from tdfunc._ops.reduce import argmin as argmin
+from tdfunc._ops.reduce import logsumexp as logsumexp
+from tdfunc._ops.reduce import max as max
 from tdfunc._ops.reduce import mean as mean
+from tdfunc._ops.reduce import median as median
+from tdfunc._ops.reduce import min as min
+from tdfunc._ops.reduce import nanmean as nanmean
+from tdfunc._ops.reduce import nansum as nansum
+from tdfunc._ops.reduce import norm as norm
+from tdfunc._ops.reduce import prod as prod
+from tdfunc._ops.reduce import quantile as quantile
+from tdfunc._ops.reduce import std as std
 from tdfunc._ops.reduce import sum as sum
+from tdfunc._ops.reduce import var as var
 from tdfunc._ops.shape import expand as expand
 from tdfunc._ops.shape import permute as permute
 from tdfunc._ops.shape import reshape as reshape
@@ -214,6 +240,32 @@ __all__ = [
     "any",
     "mean",
     "sum",
+    "ValuesIndices",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "max",
+    "median",
+    "min",
+    "nanmean",
+    "nansum",
+    "norm",
+    "prod",
+    "quantile",
+    "std",
+    "var",
+    "argsort",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "log_softmax",
+    "logcumsumexp",
+    "softmax",
+    "sort",
+    "topk",
     "expand",
     "permute",
     "reshape",

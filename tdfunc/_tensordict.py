@@ -22,6 +22,7 @@ from tdfunc._ops import (
     join,
     leafwise,
     logic,
+    order,
     pointwise,
     reduce,
     shape,
@@ -217,6 +218,33 @@ class Tree(Node):
     mean = reduce.mean
     all = reduce.all
     any = reduce.any
+    amax = reduce.amax
+    amin = reduce.amin
+    argmax = reduce.argmax
+    argmin = reduce.argmin
+    logsumexp = reduce.logsumexp
+    max = reduce.max
+    median = reduce.median
+    min = reduce.min
+    nanmean = reduce.nanmean
+    nansum = reduce.nansum
+    norm = reduce.norm
+    prod = reduce.prod
+    quantile = reduce.quantile
+    std = reduce.std
+    var = reduce.var
+
+    # Along one dim
+    argsort = order.argsort
+    cummax = order.cummax
+    cummin = order.cummin
+    cumprod = order.cumprod
+    cumsum = order.cumsum
+    log_softmax = order.log_softmax
+    logcumsumexp = order.logcumsumexp
+    softmax = order.softmax
+    sort = order.sort
+    topk = order.topk
 
     # Printing
     __repr__ = _repr.compact  # pyright: ignore[reportAssignmentType]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.node import Node
-from tdfunc._ops import convert, join, logic, pointwise, reduce, shape, unary
+from tdfunc._ops import convert, join, logic, order, pointwise, reduce, shape, unary
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -17,6 +17,47 @@ if TYPE_CHECKING:
 __all__ = ["torch_function"]
 
 _T = torch.Tensor
+
+
+def _extreme(
+    reduced: Callable[..., Any], paired: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return torch.max or torch.min: of dims, or of two operands."""
+
+    def call(input: Any, dim: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(input, _T):
+            return paired(dim, input)
+        if isinstance(dim, (Node, _T)):
+            return paired(input, dim)
+        return reduced(input, dim, *args, **options)
+
+    return call
+
+
+def _spread(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.var or torch.std, which know `correction` by an older name too."""
+
+    def call(
+        input: Any,
+        dim: Any = None,
+        unbiased: Any = None,
+        keepdim: Any = False,
+        **options: Any,
+    ) -> Any:
+        if unbiased is not None:
+            options["correction"] = int(unbiased)
+        return own(input, dim, keepdim, **options)
+
+    return call
+
+
+def _norm(input: Any, p: Any = "fro", *args: Any, **options: Any) -> Any:
+    return reduce.norm(input, 2 if p == "fro" else p, *args, **options)
+
+
+def _vector_norm(input: Any, ord: Any = 2, *args: Any, **options: Any) -> Any:
+    return reduce.norm(input, ord, *args, **options)
+
 
 # Written as data so that adding one is adding a line. Reflected operators of
 # tensors (`tensor - td`) arrive as methods of Tensor with the tensor first.
@@ -35,6 +76,22 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.mean: reduce.mean,
     torch.all: reduce.all,
     torch.any: reduce.any,
+    torch.max: _extreme(reduce.max, logic.maximum),
+    torch.min: _extreme(reduce.min, logic.minimum),
+    torch.var: _spread(reduce.var),
+    torch.std: _spread(reduce.std),
+    torch.norm: _norm,
+    torch.linalg.vector_norm: _vector_norm,
+    **{
+        getattr(torch, name): getattr(reduce, name)
+        for name in (
+            *("amax", "amin", "argmax", "argmin", "logsumexp", "median"),
+            *("nanmean", "nansum", "prod", "quantile"),
+        )
+    },
+    **{getattr(torch, name): getattr(order, name) for name in order.__all__},
+    torch.nn.functional.softmax: order.softmax,
+    torch.nn.functional.log_softmax: order.log_softmax,
     torch.clone: convert.clone,
     torch.detach: convert.detach,
     torch.abs: pointwise.abs,
@@ -112,12 +169,14 @@ _TAKEN = frozenset(
     {
         *("dim", "keepdim", "dtype"),
         *("alpha", "value", "end", "weight", "tensor1", "tensor2", "min", "max"),
+        *("p", "ord", "q", "interpolation", "correction", "unbiased"),
+        *("k", "largest", "sorted", "descending", "stable"),
         *("rtol", "atol", "equal_nan"),
         *("decimals", "eps", "nan", "posinf", "neginf", "beta", "threshold"),
     }
 )
 # What torch's functions written in Python pass on when nobody asked for it.
-_UNASKED: dict[str, Any] = {"inplace": False}
+_UNASKED: dict[str, Any] = {"inplace": False, "_stacklevel": 3}
 
 
 def _either(
