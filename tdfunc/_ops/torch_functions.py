@@ -38,15 +38,11 @@ def _spread(own: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch.var or torch.std, which know `correction` by an older name too."""
 
     def call(
-        input: Any,
-        dim: Any = None,
-        unbiased: Any = None,
-        keepdim: Any = False,
-        **options: Any,
+        input: Any, dim: Any = None, unbiased: Any = None, *args: Any, **options: Any
     ) -> Any:
         if unbiased is not None:
             options["correction"] = int(unbiased)
-        return own(input, dim, keepdim, **options)
+        return own(input, dim, *args, **options)
 
     return call
 

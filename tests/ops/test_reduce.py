@@ -156,13 +156,18 @@ def test_the_mean_of_integers_wants_a_dtype_and_names_the_leaf() -> None:
 
 def test_reduce_with_batch_dims_is_refused_with_the_call_that_works() -> None:
     td = TensorDict({"x": ramp(2, 3)}, 2)
-    for use in (td.sum, td.mean):
+    for name in ("sum", "mean", "amax", "norm"):
         with pytest.raises(OperandError) as caught:
-            use(0, reduce=True)
+            getattr(td, name)(dim=0, reduce=True)
         text = str(caught.value)
         assert "can not be folded into one tensor" in text
         assert "got dim=0" in text
-        assert 'td.sum("feature", reduce=True).sum(0)' in text
+        assert f'td.{name}(dim="feature", reduce=True).{name}(dim=0)' in text
+    for name in ("var", "std", "nanmean"):
+        with pytest.raises(OperandError, match="returns a tree"):
+            getattr(td, name)(dim=0, reduce=True)
+    with pytest.raises(OperandError, match="leave keepdim out"):
+        td.sum(keepdim=True, reduce=True)
 
 
 def test_a_tree_without_leaves_has_nothing_to_fold() -> None:
