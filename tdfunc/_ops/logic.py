@@ -61,8 +61,22 @@ def _as_tensor(value: Any, like: torch.Tensor) -> Any:
     """Return a number as the 0-d tensor that promotes with `like` as it would."""
     if isinstance(value, torch.Tensor):
         return value
-    dtype = torch.result_type(like, value)
-    return torch.full((), value, dtype=dtype, device=like.device)
+    return torch.full((), value, dtype=_dtype_with(value, like), device=like.device)
+
+
+def _dtype_with(value: Any, like: torch.Tensor) -> torch.dtype:
+    """Return the dtype of `like` and a number, which Dynamo can not ask torch for."""
+    dtype = like.dtype
+    if isinstance(value, complex):
+        real = dtype if like.is_floating_point() else torch.get_default_dtype()
+        return dtype if like.is_complex() else real.to_complex()
+    if like.is_floating_point() or like.is_complex():
+        return dtype
+    if isinstance(value, (float, torch.SymFloat)):
+        return torch.get_default_dtype()
+    if dtype == torch.bool and not isinstance(value, (bool, torch.SymBool)):
+        return torch.int64
+    return dtype
 
 
 def _of_tensors(

@@ -691,10 +691,10 @@ def nanmean(
             td, _over_dims(torch.nanmean, dtype=dtype), dim, keepdim=keepdim
         )
     _check_floating(td, dtype)
-    total = nansum(td, dim, keepdim, dtype=dtype, reduce=True)
-    return total / _stacked(td, "nanmean", _over_dims(_seen), dim, keepdim=keepdim).sum(
-        0
-    )
+    total = _over_dims(torch.nansum, dtype=dtype)
+    sums = _stacked(td, "nanmean", total, dim, keepdim=keepdim).sum(0)
+    count = _stacked(td, "nanmean", _over_dims(_seen), dim, keepdim=keepdim).sum(0)
+    return sums / count
 
 
 def _seen(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
