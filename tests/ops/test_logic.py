@@ -262,9 +262,9 @@ def test_gradients_at_ties_are_torchs() -> None:
     for name in ("maximum", "minimum", "clamp_min", "clamp_max"):
         fn = OF_TENSORS[name]
         zero = torch.tensor(0.0)
-        expected = torch.func.grad(lambda x, f=fn, z=zero: f(x, z).sum())(x)
+        expected: Any = torch.func.grad(lambda x, f=fn, z=zero: f(x, z).sum())(x)
         for use in (0, 0.0, zero, TensorDict({"x": torch.zeros(2)}, 2)):
-            leaf = x.clone().requires_grad_()
+            leaf: Any = x.clone().requires_grad_()
             getattr(TensorDict({"x": leaf}, 2), name)(use)["x"].sum().backward()
             if name.startswith(("max", "min")):
                 assert same(leaf.grad, expected), (name, use)
@@ -308,7 +308,7 @@ def test_rows_tensors_and_numbers_mix(case: Case, name: str) -> None:
         expected = {p: fn(x[0], pairs[p], x) for p, x in case.leaves.items()}
         check(out, case.batch, expected)
     out = getattr(td, name)(td, 0.5)
-    half = 0.5 if name == "lerp" else torch.tensor(0.5)
+    half: Any = 0.5 if name == "lerp" else torch.tensor(0.5)
     expected = case.mapped(
         lambda x: fn(x, x, half if name == "lerp" else half.to(x.dtype))
     )

@@ -189,7 +189,7 @@ def test_the_peer_agrees() -> None:
     theirs = peer.TensorDict({"x": x, "n": {"y": y}}, 3)
     for name in ("cummax", "cummin"):
         out, mine = getattr(theirs, name)(dim=0), getattr(ours, name)(dim=0)
-        assert same(mine.values["x"], out.vals["x"])
+        assert same(mine.values["x"], out.values["x"])
         assert same(mine.indices["n", "y"], out.indices["n", "y"])
     out = theirs.softmax(dim=0)
     check(ours.softmax(0), (3,), {("x",): out["x"], ("n", "y"): out["n", "y"]})
