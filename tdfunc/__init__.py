@@ -34,6 +34,34 @@ from tdfunc._ops.join import cat as cat
 from tdfunc._ops.join import stack as stack
 from tdfunc._ops.leafwise import apply as apply
 from tdfunc._ops.leafwise import named_apply as named_apply
+from tdfunc._ops.logic import addcdiv as addcdiv
+from tdfunc._ops.logic import addcmul as addcmul
+from tdfunc._ops.logic import allclose as allclose
+from tdfunc._ops.logic import atan2 as atan2
+from tdfunc._ops.logic import bitwise_and as bitwise_and
+from tdfunc._ops.logic import bitwise_or as bitwise_or
+from tdfunc._ops.logic import bitwise_xor as bitwise_xor
+from tdfunc._ops.logic import clamp as clamp
+from tdfunc._ops.logic import clamp_max as clamp_max
+from tdfunc._ops.logic import clamp_min as clamp_min
+from tdfunc._ops.logic import fmod as fmod
+from tdfunc._ops.logic import isclose as isclose
+from tdfunc._ops.logic import lerp as lerp
+from tdfunc._ops.logic import logical_and as logical_and
+from tdfunc._ops.logic import logical_or as logical_or
+from tdfunc._ops.logic import logical_xor as logical_xor
+from tdfunc._ops.logic import maximum as maximum
+from tdfunc._ops.logic import minimum as minimum
+from tdfunc._ops.order import argsort as argsort
+from tdfunc._ops.order import cummax as cummax
+from tdfunc._ops.order import cummin as cummin
+from tdfunc._ops.order import cumprod as cumprod
+from tdfunc._ops.order import cumsum as cumsum
+from tdfunc._ops.order import log_softmax as log_softmax
+from tdfunc._ops.order import logcumsumexp as logcumsumexp
+from tdfunc._ops.order import softmax as softmax
+from tdfunc._ops.order import sort as sort
+from tdfunc._ops.order import topk as topk
 from tdfunc._ops.pointwise import abs as abs
 from tdfunc._ops.pointwise import add as add
 from tdfunc._ops.pointwise import div as div
@@ -49,11 +77,28 @@ from tdfunc._ops.pointwise import ne as ne
 from tdfunc._ops.pointwise import neg as neg
 from tdfunc._ops.pointwise import pow as pow
 from tdfunc._ops.pointwise import remainder as remainder
+from tdfunc._ops.pointwise import rsub as rsub
 from tdfunc._ops.pointwise import sub as sub
+from tdfunc._ops.reduce import ValuesIndices as ValuesIndices
 from tdfunc._ops.reduce import all as all
+from tdfunc._ops.reduce import amax as amax
+from tdfunc._ops.reduce import amin as amin
 from tdfunc._ops.reduce import any as any
+from tdfunc._ops.reduce import argmax as argmax
+from tdfunc._ops.reduce import argmin as argmin
+from tdfunc._ops.reduce import logsumexp as logsumexp
+from tdfunc._ops.reduce import max as max
 from tdfunc._ops.reduce import mean as mean
+from tdfunc._ops.reduce import median as median
+from tdfunc._ops.reduce import min as min
+from tdfunc._ops.reduce import nanmean as nanmean
+from tdfunc._ops.reduce import nansum as nansum
+from tdfunc._ops.reduce import norm as norm
+from tdfunc._ops.reduce import prod as prod
+from tdfunc._ops.reduce import quantile as quantile
+from tdfunc._ops.reduce import std as std
 from tdfunc._ops.reduce import sum as sum
+from tdfunc._ops.reduce import var as var
 from tdfunc._ops.shape import expand as expand
 from tdfunc._ops.shape import permute as permute
 from tdfunc._ops.shape import reshape as reshape
@@ -61,6 +106,64 @@ from tdfunc._ops.shape import squeeze as squeeze
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unsqueeze as unsqueeze
+from tdfunc._ops.unary import acos as acos
+from tdfunc._ops.unary import acosh as acosh
+from tdfunc._ops.unary import angle as angle
+from tdfunc._ops.unary import asin as asin
+from tdfunc._ops.unary import asinh as asinh
+from tdfunc._ops.unary import atan as atan
+from tdfunc._ops.unary import atanh as atanh
+from tdfunc._ops.unary import bitwise_not as bitwise_not
+from tdfunc._ops.unary import ceil as ceil
+from tdfunc._ops.unary import conj as conj
+from tdfunc._ops.unary import cos as cos
+from tdfunc._ops.unary import cosh as cosh
+from tdfunc._ops.unary import deg2rad as deg2rad
+from tdfunc._ops.unary import digamma as digamma
+from tdfunc._ops.unary import erf as erf
+from tdfunc._ops.unary import erfc as erfc
+from tdfunc._ops.unary import erfinv as erfinv
+from tdfunc._ops.unary import exp as exp
+from tdfunc._ops.unary import exp2 as exp2
+from tdfunc._ops.unary import expm1 as expm1
+from tdfunc._ops.unary import floor as floor
+from tdfunc._ops.unary import frac as frac
+from tdfunc._ops.unary import i0 as i0
+from tdfunc._ops.unary import imag as imag
+from tdfunc._ops.unary import isfinite as isfinite
+from tdfunc._ops.unary import isinf as isinf
+from tdfunc._ops.unary import isnan as isnan
+from tdfunc._ops.unary import isneginf as isneginf
+from tdfunc._ops.unary import isposinf as isposinf
+from tdfunc._ops.unary import isreal as isreal
+from tdfunc._ops.unary import lgamma as lgamma
+from tdfunc._ops.unary import log as log
+from tdfunc._ops.unary import log1p as log1p
+from tdfunc._ops.unary import log2 as log2
+from tdfunc._ops.unary import log10 as log10
+from tdfunc._ops.unary import logical_not as logical_not
+from tdfunc._ops.unary import logit as logit
+from tdfunc._ops.unary import nan_to_num as nan_to_num
+from tdfunc._ops.unary import positive as positive
+from tdfunc._ops.unary import rad2deg as rad2deg
+from tdfunc._ops.unary import real as real
+from tdfunc._ops.unary import reciprocal as reciprocal
+from tdfunc._ops.unary import relu as relu
+from tdfunc._ops.unary import round as round
+from tdfunc._ops.unary import rsqrt as rsqrt
+from tdfunc._ops.unary import sgn as sgn
+from tdfunc._ops.unary import sigmoid as sigmoid
+from tdfunc._ops.unary import sign as sign
+from tdfunc._ops.unary import signbit as signbit
+from tdfunc._ops.unary import sin as sin
+from tdfunc._ops.unary import sinc as sinc
+from tdfunc._ops.unary import sinh as sinh
+from tdfunc._ops.unary import softplus as softplus
+from tdfunc._ops.unary import sqrt as sqrt
+from tdfunc._ops.unary import square as square
+from tdfunc._ops.unary import tan as tan
+from tdfunc._ops.unary import tanh as tanh
+from tdfunc._ops.unary import trunc as trunc
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training
@@ -98,6 +201,24 @@ __all__ = [
     "stack",
     "apply",
     "named_apply",
+    "addcdiv",
+    "addcmul",
+    "allclose",
+    "atan2",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "fmod",
+    "isclose",
+    "lerp",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
     "abs",
     "add",
     "div",
@@ -113,11 +234,38 @@ __all__ = [
     "neg",
     "pow",
     "remainder",
+    "rsub",
     "sub",
     "all",
     "any",
     "mean",
     "sum",
+    "ValuesIndices",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "max",
+    "median",
+    "min",
+    "nanmean",
+    "nansum",
+    "norm",
+    "prod",
+    "quantile",
+    "std",
+    "var",
+    "argsort",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "log_softmax",
+    "logcumsumexp",
+    "softmax",
+    "sort",
+    "topk",
     "expand",
     "permute",
     "reshape",
@@ -125,6 +273,64 @@ __all__ = [
     "transpose",
     "unbind",
     "unsqueeze",
+    "acos",
+    "acosh",
+    "angle",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "bitwise_not",
+    "ceil",
+    "conj",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "digamma",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "frac",
+    "i0",
+    "imag",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logical_not",
+    "logit",
+    "nan_to_num",
+    "positive",
+    "rad2deg",
+    "real",
+    "reciprocal",
+    "relu",
+    "round",
+    "rsqrt",
+    "sgn",
+    "sigmoid",
+    "sign",
+    "signbit",
+    "sin",
+    "sinc",
+    "sinh",
+    "softplus",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "trunc",
     "TensorDict",
     "combine",
     "dynamic_shapes",

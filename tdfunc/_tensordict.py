@@ -21,9 +21,12 @@ from tdfunc._ops import (
     index,
     join,
     leafwise,
+    logic,
+    order,
     pointwise,
     reduce,
     shape,
+    unary,
 )
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
@@ -77,6 +80,7 @@ class Tree(Node):
     # Arithmetic
     add = pointwise.add
     sub = pointwise.sub
+    rsub = pointwise.rsub
     mul = pointwise.mul
     div = pointwise.div
     floor_divide = pointwise.floor_divide
@@ -121,11 +125,126 @@ class Tree(Node):
     # By identity, as for tensors: equality is elementwise.
     __hash__ = object.__hash__
 
+    # Logic and bounds
+    addcdiv = logic.addcdiv
+    addcmul = logic.addcmul
+    allclose = logic.allclose
+    atan2 = logic.atan2
+    bitwise_and = logic.bitwise_and
+    bitwise_or = logic.bitwise_or
+    bitwise_xor = logic.bitwise_xor
+    clamp = logic.clamp
+    clamp_max = logic.clamp_max
+    clamp_min = logic.clamp_min
+    fmod = logic.fmod
+    isclose = logic.isclose
+    lerp = logic.lerp
+    logical_and = logic.logical_and
+    logical_or = logic.logical_or
+    logical_xor = logic.logical_xor
+    maximum = logic.maximum
+    minimum = logic.minimum
+    __and__ = logic.bitwise_and
+    __rand__ = logic.bitwise_and
+    __or__ = logic.bitwise_or
+    __ror__ = logic.bitwise_or
+    __xor__ = logic.bitwise_xor
+    __rxor__ = logic.bitwise_xor
+
+    # Functions of every element
+    acos = unary.acos
+    acosh = unary.acosh
+    angle = unary.angle
+    asin = unary.asin
+    asinh = unary.asinh
+    atan = unary.atan
+    atanh = unary.atanh
+    bitwise_not = unary.bitwise_not
+    ceil = unary.ceil
+    conj = unary.conj
+    cos = unary.cos
+    cosh = unary.cosh
+    deg2rad = unary.deg2rad
+    digamma = unary.digamma
+    erf = unary.erf
+    erfc = unary.erfc
+    erfinv = unary.erfinv
+    exp = unary.exp
+    exp2 = unary.exp2
+    expm1 = unary.expm1
+    floor = unary.floor
+    frac = unary.frac
+    i0 = unary.i0
+    imag = unary.imag
+    isfinite = unary.isfinite
+    isinf = unary.isinf
+    isnan = unary.isnan
+    isneginf = unary.isneginf
+    isposinf = unary.isposinf
+    isreal = unary.isreal
+    lgamma = unary.lgamma
+    log = unary.log
+    log10 = unary.log10
+    log1p = unary.log1p
+    log2 = unary.log2
+    logical_not = unary.logical_not
+    logit = unary.logit
+    nan_to_num = unary.nan_to_num
+    positive = unary.positive
+    rad2deg = unary.rad2deg
+    real = unary.real
+    reciprocal = unary.reciprocal
+    relu = unary.relu
+    round = unary.round
+    rsqrt = unary.rsqrt
+    sgn = unary.sgn
+    sigmoid = unary.sigmoid
+    sign = unary.sign
+    signbit = unary.signbit
+    sin = unary.sin
+    sinc = unary.sinc
+    sinh = unary.sinh
+    softplus = unary.softplus
+    sqrt = unary.sqrt
+    square = unary.square
+    tan = unary.tan
+    tanh = unary.tanh
+    trunc = unary.trunc
+    __invert__ = unary.bitwise_not
+    __pos__ = unary.positive
+
     # Reductions
     sum = reduce.sum
     mean = reduce.mean
     all = reduce.all
     any = reduce.any
+    amax = reduce.amax
+    amin = reduce.amin
+    argmax = reduce.argmax
+    argmin = reduce.argmin
+    logsumexp = reduce.logsumexp
+    max = reduce.max
+    median = reduce.median
+    min = reduce.min
+    nanmean = reduce.nanmean
+    nansum = reduce.nansum
+    norm = reduce.norm
+    prod = reduce.prod
+    quantile = reduce.quantile
+    std = reduce.std
+    var = reduce.var
+
+    # Along one dim
+    argsort = order.argsort
+    cummax = order.cummax
+    cummin = order.cummin
+    cumprod = order.cumprod
+    cumsum = order.cumsum
+    log_softmax = order.log_softmax
+    logcumsumexp = order.logcumsumexp
+    softmax = order.softmax
+    sort = order.sort
+    topk = order.topk
 
     # Printing
     __repr__ = _repr.compact  # pyright: ignore[reportAssignmentType]

@@ -22,12 +22,48 @@ if TYPE_CHECKING:
 __all__ = [
     "PLAIN_TYPES",
     "foreach_abs",
+    "foreach_acos",
     "foreach_add",
+    "foreach_addcdiv",
+    "foreach_addcmul",
+    "foreach_asin",
+    "foreach_atan",
+    "foreach_ceil",
+    "foreach_clamp_max",
+    "foreach_clamp_min",
+    "foreach_cos",
+    "foreach_cosh",
     "foreach_div",
+    "foreach_erf",
+    "foreach_erfc",
+    "foreach_exp",
+    "foreach_expm1",
+    "foreach_floor",
+    "foreach_frac",
+    "foreach_lerp",
+    "foreach_lgamma",
+    "foreach_log",
+    "foreach_log1p",
+    "foreach_log2",
+    "foreach_log10",
+    "foreach_maximum",
+    "foreach_minimum",
     "foreach_mul",
     "foreach_neg",
+    "foreach_norm",
     "foreach_pow",
+    "foreach_reciprocal",
+    "foreach_round",
+    "foreach_rsqrt",
+    "foreach_sigmoid",
+    "foreach_sign",
+    "foreach_sin",
+    "foreach_sinh",
+    "foreach_sqrt",
     "foreach_sub",
+    "foreach_tan",
+    "foreach_tanh",
+    "foreach_trunc",
     "foreach_works",
     "inside_transform",
     "is_compiling",
@@ -48,12 +84,48 @@ _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 
 # Multi-tensor kernels; a loop takes their place where they are missing.
 foreach_abs: Any = getattr(torch, "_foreach_abs", None)
+foreach_acos: Any = getattr(torch, "_foreach_acos", None)
 foreach_add: Any = getattr(torch, "_foreach_add", None)
+foreach_addcdiv: Any = getattr(torch, "_foreach_addcdiv", None)
+foreach_addcmul: Any = getattr(torch, "_foreach_addcmul", None)
+foreach_asin: Any = getattr(torch, "_foreach_asin", None)
+foreach_atan: Any = getattr(torch, "_foreach_atan", None)
+foreach_ceil: Any = getattr(torch, "_foreach_ceil", None)
+foreach_clamp_max: Any = getattr(torch, "_foreach_clamp_max", None)
+foreach_clamp_min: Any = getattr(torch, "_foreach_clamp_min", None)
+foreach_cos: Any = getattr(torch, "_foreach_cos", None)
+foreach_cosh: Any = getattr(torch, "_foreach_cosh", None)
 foreach_div: Any = getattr(torch, "_foreach_div", None)
+foreach_erf: Any = getattr(torch, "_foreach_erf", None)
+foreach_erfc: Any = getattr(torch, "_foreach_erfc", None)
+foreach_exp: Any = getattr(torch, "_foreach_exp", None)
+foreach_expm1: Any = getattr(torch, "_foreach_expm1", None)
+foreach_floor: Any = getattr(torch, "_foreach_floor", None)
+foreach_frac: Any = getattr(torch, "_foreach_frac", None)
+foreach_lerp: Any = getattr(torch, "_foreach_lerp", None)
+foreach_lgamma: Any = getattr(torch, "_foreach_lgamma", None)
+foreach_log: Any = getattr(torch, "_foreach_log", None)
+foreach_log10: Any = getattr(torch, "_foreach_log10", None)
+foreach_log1p: Any = getattr(torch, "_foreach_log1p", None)
+foreach_log2: Any = getattr(torch, "_foreach_log2", None)
+foreach_maximum: Any = getattr(torch, "_foreach_maximum", None)
+foreach_minimum: Any = getattr(torch, "_foreach_minimum", None)
 foreach_mul: Any = getattr(torch, "_foreach_mul", None)
 foreach_neg: Any = getattr(torch, "_foreach_neg", None)
+foreach_norm: Any = getattr(torch, "_foreach_norm", None)
 foreach_pow: Any = getattr(torch, "_foreach_pow", None)
+foreach_reciprocal: Any = getattr(torch, "_foreach_reciprocal", None)
+foreach_round: Any = getattr(torch, "_foreach_round", None)
+foreach_rsqrt: Any = getattr(torch, "_foreach_rsqrt", None)
+foreach_sigmoid: Any = getattr(torch, "_foreach_sigmoid", None)
+foreach_sign: Any = getattr(torch, "_foreach_sign", None)
+foreach_sin: Any = getattr(torch, "_foreach_sin", None)
+foreach_sinh: Any = getattr(torch, "_foreach_sinh", None)
+foreach_sqrt: Any = getattr(torch, "_foreach_sqrt", None)
 foreach_sub: Any = getattr(torch, "_foreach_sub", None)
+foreach_tan: Any = getattr(torch, "_foreach_tan", None)
+foreach_tanh: Any = getattr(torch, "_foreach_tanh", None)
+foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})

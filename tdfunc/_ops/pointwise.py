@@ -13,6 +13,8 @@ The functions follow torch's of the same name in dtype promotion and rounding.
 from __future__ import annotations
 
 import operator
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from tdfunc._core.tree import feature_views, pointwise, zip_leaves
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tdfunc._core.schema import Schema
 
@@ -56,6 +58,7 @@ __all__ = [
     "neg",
     "pow",
     "remainder",
+    "rsub",
     "sub",
 ]
 
@@ -84,16 +87,7 @@ def binary(
         return _with_tree(td, other, fn, each)
     if isinstance(other, Numbers):
         return pointwise(td, fn, each, other)
-    if isinstance(other, (np.ndarray, np.generic)):
-        other = as_leaf(other, ())
-    if isinstance(other, torch.Tensor):
-        return _with_tensor(td, other, fn, each)
-    raise OperandError(
-        "a tree can not be combined with this",
-        expected="a number, a tensor, or a tree",
-        got=type(other).__name__,
-        fix="TensorDict(other, batch_size) makes a tree of a mapping",
-    )
+    return _with_tensor(td, _as_operand(other), fn, each)
 
 
 def _with_tensor(
@@ -106,15 +100,7 @@ def _with_tensor(
         # The kernels promote dtypes in another way, and lose the tensor's gradient.
         return pointwise(td, fn, None, other)
     size = td.batch_size
-    try:
-        joint = torch.broadcast_shapes(size, other.shape)
-    except RuntimeError:
-        raise OperandError(
-            "the tensor does not fit the batch size",
-            expected=f"a shape that broadcasts with {list(size)}",
-            got=f"shape {list(other.shape)}",
-            fix="td.apply(fn) reaches feature dims",
-        ) from None
+    joint = _joint_of_tensor(size, other)
     views = feature_views(other, td._schema.ranks())
     leaves = _paired(td._schema, td._leaves, views, fn, each)
     names = td._names if joint == size else None
@@ -132,27 +118,130 @@ def _with_tree(
     if schema is oschema and size == osize:
         leaves = _paired(schema, td._leaves, other._leaves, fn, each)
         return make(schema, leaves, td._statics, size, td._names)
-    if not schema.matches(oschema):
-        check_same_entries(
-            (td, other),
-            "the trees do not have the same entries",
-            fix="td.select(*keys) keeps the entries that both have",
-        )
-    try:
-        joint = torch.broadcast_shapes(size, osize)
-    except RuntimeError:
-        raise OperandError(
-            "the batch sizes do not broadcast",
-            expected=f"a batch size that broadcasts with {list(size)}",
-            got=list(osize),
-            fix="td.unsqueeze(dim) adds a batch dim that broadcasts",
-        ) from None
+    _check_entries(td, other)
+    joint = _joint_of_trees(size, osize)
     plan = schema.aligned(oschema, len(size), len(osize))
     left = _padded(td._leaves, plan.mine, plan.joint)
     right = _padded(other._leaves, plan.theirs, plan.joint)
     leaves = _paired(schema, left, right, fn, each)
     names = td._names if joint == size else None
     return make(plan.schema, leaves, td._statics, joint, names)
+
+
+def ternary(
+    td: NodeT,
+    one: Any,
+    two: Any,
+    fn: Callable[[Any, Any, Any], Any],
+    each: Callable[..., Any] | None = None,
+) -> NodeT:
+    """Return ``fn(leaf, one, two)`` for every leaf, by the rule of each operand.
+
+    Args:
+        td: the tree.
+        one: a number, a tensor, an array, or a tree.
+        two: another, of any of these kinds.
+        fn: the function of a tensor and two tensors or numbers.
+        each: its ``torch._foreach_*`` form, None if there is none.
+
+    Raises:
+        OperandError: an operand is of another kind, or does not broadcast.
+        StructureError: an operand is a tree with other entries.
+    """
+    operands = [_as_operand(one), _as_operand(two)]
+    sizes = [x.batch_size if isinstance(x, Node) else None for x in (td, *operands)]
+    size = joint = td.batch_size
+    whole = td._schema
+    for operand, osize in zip(operands, sizes[1:], strict=True):
+        if isinstance(operand, Node) and osize is not None:
+            oschema = operand._schema
+            if oschema is whole and osize == joint:
+                continue
+            _check_entries(td, operand)
+            wider = _joint_of_trees(joint, osize)
+            whole = whole.aligned(oschema, len(joint), len(osize)).schema
+            joint = wider
+        elif isinstance(operand, torch.Tensor) and operand.dim():
+            joint = _joint_of_tensor(joint, operand)
+    columns: list[Any] = []
+    for operand, osize in zip((td, *operands), sizes, strict=True):
+        if isinstance(operand, Node) and osize is not None:
+            plan = whole.aligned(operand._schema, len(joint), len(osize))
+            columns.append(_padded(operand._leaves, plan.theirs, plan.joint))
+        elif isinstance(operand, torch.Tensor) and operand.dim():
+            columns.append(feature_views(operand, whole.ranks()))
+        else:
+            columns.append(operand)
+    leaves = _each_triple(columns, each)
+    if leaves is None:
+        rows = [c if isinstance(c, (list, tuple)) else repeat(c) for c in columns]
+        leaves = _zipped(whole, rows, fn)
+    names = td._names if joint == size else None
+    return make(whole, leaves, td._statics, joint, names)
+
+
+def _each_triple(
+    columns: list[Any], each: Callable[..., Any] | None
+) -> tuple[Any, ...] | None:
+    leaves, one, two = columns
+    # A tensor without dims, here not in a list, must not go to the kernels; a number
+    # they take as a weight, and refuse elsewhere.
+    if each is None or not isinstance(one, (list, tuple)):
+        return None
+    others = [*one, *two] if isinstance(two, (list, tuple)) else one
+    if isinstance(two, torch.Tensor) or not foreach_works(leaves, others):
+        return None
+    try:
+        return tuple(each(leaves, one, two))
+    except (RuntimeError, TypeError):
+        return None  # the loop says which leaf is wrong
+
+
+def _as_operand(other: Any) -> Any:
+    """Return a number, a tensor or a tree as it is, and an array as a tensor."""
+    if isinstance(other, (np.ndarray, np.generic)):
+        return as_leaf(other, ())
+    if isinstance(other, (Node, torch.Tensor, *Numbers)):
+        return other
+    raise OperandError(
+        "a tree can not be combined with this",
+        expected="a number, a tensor, or a tree",
+        got=type(other).__name__,
+        fix="TensorDict(other, batch_size) makes a tree of a mapping",
+    )
+
+
+def _check_entries(td: Node, other: Node) -> None:
+    if not td._schema.matches(other._schema):
+        check_same_entries(
+            (td, other),
+            "the trees do not have the same entries",
+            fix="td.select(*keys) keeps the entries that both have",
+        )
+
+
+def _joint_of_tensor(size: torch.Size, other: torch.Tensor) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(size, other.shape)
+    except RuntimeError:
+        raise OperandError(
+            "the tensor does not fit the batch size",
+            expected=f"a shape that broadcasts with {list(size)}",
+            got=f"shape {list(other.shape)}",
+            fix="td.apply(fn) reaches feature dims",
+        ) from None
+
+
+def _joint_of_trees(size: torch.Size, other: torch.Size) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(size, other)
+    except RuntimeError:
+        raise OperandError(
+            "the batch sizes do not broadcast",
+            expected=f"a batch size that broadcasts with {list(size)}",
+            got=list(other),
+            fix="td.unsqueeze(dim) adds a batch dim that broadcasts",
+        ) from None
 
 
 def _padded(
@@ -190,18 +279,25 @@ def _paired(
     from_each = _each_pair(left, right, each)
     if from_each is not None:
         return from_each
+    return _zipped(schema, (left, right), fn)
+
+
+def _zipped(
+    schema: Schema, columns: Sequence[Any], fn: Callable[..., Any]
+) -> tuple[Any, ...]:
     try:
-        return zip_leaves(schema, (left, right), fn)
+        return zip_leaves(schema, columns, fn)
     except RuntimeError as error:
-        for path, x, y in zip(schema.paths(), left, right, strict=True):
+        for path, x, *others in zip(schema.paths(), *columns, strict=False):
+            shapes = [x.shape for x in (x, *others) if isinstance(x, torch.Tensor)]
             try:
-                torch.broadcast_shapes(x.shape, y.shape)
+                torch.broadcast_shapes(*shapes)
             except RuntimeError:
                 raise OperandError(
                     "the leaves do not broadcast",
                     path=path,
                     expected=f"a shape that broadcasts with {list(x.shape)}",
-                    got=f"shape {list(y.shape)}",
+                    got=f"shape {', '.join([str(list(s)) for s in shapes[1:]])}",
                     fix="td.apply(fn, other) combines leaves in another way",
                 ) from error
         raise
@@ -218,10 +314,15 @@ def _each_pair(
         return None  # the loop says which leaf is wrong
 
 
-def add(td: NodeT, other: Any) -> NodeT:
-    """Return ``td + other``, leaf by leaf.
+def add(td: NodeT, other: Any, *, alpha: float = 1) -> NodeT:
+    """Return ``td + alpha * other``, leaf by leaf.
 
     The module docstring has the rule for each kind of `other`, and the errors.
+
+    Args:
+        td: the tree.
+        other: the other operand.
+        alpha: a number that scales `other`; an integer for integers, as in torch.
 
     Examples:
         >>> import torch
@@ -230,13 +331,21 @@ def add(td: NodeT, other: Any) -> NodeT:
         >>> td.add(torch.tensor([1.0, 2.0]))["x"].tolist()
         [[1.0, 1.0], [2.0, 2.0]]
     """
-    return binary(td, other, torch.add, foreach_add)
+    if type(alpha) is int and alpha == 1:
+        return binary(td, other, torch.add, foreach_add)
+    scaled = partial(torch.add, alpha=alpha)
+    return binary(td, other, scaled, _each_scaled(foreach_add, other, alpha))
 
 
-def sub(td: NodeT, other: Any) -> NodeT:
-    """Return ``td - other``, leaf by leaf.
+def sub(td: NodeT, other: Any, *, alpha: float = 1) -> NodeT:
+    """Return ``td - alpha * other``, leaf by leaf.
 
     The module docstring has the rule for each kind of `other`, and the errors.
+
+    Args:
+        td: the tree.
+        other: the other operand.
+        alpha: a number that scales `other`; an integer for integers, as in torch.
 
     Examples:
         >>> import torch
@@ -245,7 +354,17 @@ def sub(td: NodeT, other: Any) -> NodeT:
         >>> td.sub(1)["x"].tolist()
         [[-1.0, -1.0], [-1.0, -1.0]]
     """
-    return binary(td, other, torch.sub, foreach_sub)
+    if type(alpha) is int and alpha == 1:
+        return binary(td, other, torch.sub, foreach_sub)
+    scaled = partial(torch.sub, alpha=alpha)
+    return binary(td, other, scaled, _each_scaled(foreach_sub, other, alpha))
+
+
+def _each_scaled(kernel: Any, other: Any, alpha: float) -> Any:
+    """Return the kernel with a factor of the other operand, which can be no number."""
+    if kernel is None or isinstance(other, Numbers):
+        return None
+    return partial(kernel, alpha=alpha)
 
 
 def mul(td: NodeT, other: Any) -> NodeT:
@@ -323,15 +442,34 @@ def pow(td: NodeT, other: Any) -> NodeT:
     return binary(td, other, torch.pow, foreach_pow)
 
 
-def radd(td: NodeT, other: Any) -> NodeT:
-    """Return ``other + td``."""
+def radd(td: NodeT, other: Any, *, alpha: float = 1) -> NodeT:
+    """Return ``other + alpha * td``."""
+    if type(alpha) is not int or alpha != 1:
+        return binary(td, other, lambda x, y: torch.add(y, x, alpha=alpha))
     # Numbers commute to the bit; tensors of other dtypes do not.
     each = foreach_add if isinstance(other, Numbers) else None
     return binary(td, other, lambda x, y: operator.add(y, x), each)
 
 
-def rsub(td: NodeT, other: Any) -> NodeT:
-    """Return ``other - td``."""
+def rsub(td: NodeT, other: Any, *, alpha: float = 1) -> NodeT:
+    """Return ``other - alpha * td``, leaf by leaf.
+
+    The module docstring has the rule for each kind of `other`, and the errors.
+
+    Args:
+        td: the tree.
+        other: what to subtract from.
+        alpha: a number that scales `td`; an integer for integers, as in torch.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2)}, batch_size=2)
+        >>> td.rsub(10, alpha=2)["x"].tolist()
+        [8.0, 8.0]
+    """
+    if type(alpha) is not int or alpha != 1:
+        return binary(td, other, lambda x, y: torch.rsub(x, y, alpha=alpha))
     return binary(td, other, lambda x, y: operator.sub(y, x))
 
 

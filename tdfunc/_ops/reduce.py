@@ -3,28 +3,78 @@
 - ``dim=None`` reduces every leaf to a scalar; the batch size becomes ``[]``;
 - ``dim`` an int, a dim name or a sequence of them reduces batch dims;
 - ``dim="feature"`` reduces the feature dims; the batch size stays;
-- ``reduce=True`` folds all leaves into one tensor.
+- ``reduce=True`` folds all leaves into one tensor, of shape ``[]`` with ``dim=None``
+  and of shape ``[*batch]`` with ``dim="feature"``.
 
-Dims that are not reduced keep their names.
+Dims that are not reduced keep their names. Dtypes are those that torch gives; what
+torch refuses (the `mean` of integers, the maximum of no element) raises torch's own
+error, with a note that names the leaf. Indices of several dims, as `argmax` gives them,
+count the elements of these dims in row-major order.
+
+Raises, for all of them:
+    OperandError: `reduce` with batch dims, with `keepdim`, or for a tree without
+        leaves.
+    ShapeError: `dim` is no batch dim, or comes twice.
 """
 
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from tdfunc._core._torch import foreach_norm, foreach_works
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.tree import map_leaves, zip_leaves
 from tdfunc._ops.shape import as_dim
-from tdfunc.errors import OperandError, ShapeError
+from tdfunc.errors import OperandError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["all", "any", "mean", "sum"]
+    from tdfunc._core.schema import Schema
+
+    Dims: TypeAlias = int | str | Sequence[int | str] | None
+    # Takes dims (None for all) and keepdim, returns what reduces one leaf.
+    Reduction: TypeAlias = Callable[[list[int] | None, bool], Callable[..., Any]]
+
+__all__ = [
+    "ValuesIndices",
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "nanmean",
+    "nansum",
+    "norm",
+    "prod",
+    "quantile",
+    "std",
+    "sum",
+    "var",
+]
+
+
+class ValuesIndices(NamedTuple):
+    """What `max`, `sort` and the like return: two trees of the same entries.
+
+    Attributes:
+        values: the elements that were found.
+        indices: where they were, as int64.
+    """
+
+    values: Any
+    indices: Any
 
 
 def sum(
@@ -60,9 +110,10 @@ def sum(
         >>> td.sum()["x"], td.sum(0)["x"].shape, td.sum(reduce=True)
         (tensor(6.), torch.Size([3]), tensor(8.))
     """
+    total = _over_dims(torch.sum, dtype=dtype)
     if reduce:
-        return _folded(td, dim, keepdim=keepdim, dtype=dtype)
-    return _reduced(td, torch.sum, dim, keepdim=keepdim, dtype=dtype)
+        return _stacked(td, "sum", total, dim, keepdim=keepdim).sum(0)
+    return _reduced(td, total, dim, keepdim=keepdim)
 
 
 def mean(
@@ -100,7 +151,16 @@ def mean(
         tensor(2.)
     """
     if not reduce:
-        return _reduced(td, torch.mean, dim, keepdim=keepdim, dtype=dtype)
+        return _reduced(td, _over_dims(torch.mean, dtype=dtype), dim, keepdim=keepdim)
+    _check_floating(td, dtype)
+    total = _over_dims(torch.sum, dtype=dtype)
+    parts = _stacked(td, "mean", total, dim, keepdim=keepdim)
+    count = builtins.sum([leaf.numel() for leaf in td._leaves])
+    rows = builtins.max(td.numel(), 1) if dim == "feature" else 1
+    return parts.sum(0) / (count // rows)
+
+
+def _check_floating(td: Node, dtype: torch.dtype | None) -> None:
     for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
         if dtype is None and not (leaf.is_floating_point() or leaf.is_complex()):
             raise OperandError(
@@ -109,10 +169,6 @@ def mean(
                 got=leaf.dtype,
                 fix="pass dtype=torch.float32",
             )
-    total = _folded(td, dim, keepdim=keepdim, dtype=dtype)
-    count = builtins.sum([leaf.numel() for leaf in td._leaves])
-    rows = max(td.numel(), 1) if dim == "feature" else 1
-    return total / (count // rows)
 
 
 def all(
@@ -177,57 +233,620 @@ def any(
 def _truth(
     td: Node, fn: Callable[..., torch.Tensor], dim: Any, *, keepdim: bool
 ) -> Any:
-    def reduce(leaf: torch.Tensor, *, dtype: None = None, **dims: Any) -> torch.Tensor:
-        del dtype
-        found = fn(leaf, **dims)
+    def as_bool(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
         # torch keeps uint8 here, for history's sake.
-        return found.to(torch.bool)
+        return fn(leaf, **dims).to(torch.bool)
 
     if dim is not None or keepdim:
-        return _reduced(td, reduce, dim, keepdim=keepdim, dtype=None)
-    parts = map_leaves(td._schema, td._leaves, reduce)
+        return _reduced(td, _over_dims(as_bool), dim, keepdim=keepdim)
+    parts = map_leaves(td._schema, td._leaves, as_bool)
     if not parts:
         return fn(torch.empty(0, dtype=torch.bool))
     return fn(torch.stack(parts))
 
 
-def _reduced(
-    td: NodeT,
-    fn: Callable[..., torch.Tensor],
-    dim: Any,
+def prod(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     *,
-    keepdim: bool,
-    dtype: torch.dtype | None,
-) -> NodeT:
+    dtype: torch.dtype | None = None,
+    reduce: bool = False,
+) -> Any:
+    """Return the products of the elements of every leaf.
+
+    Args:
+        td: the tree.
+        dim: what to multiply over; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        dtype: dtype to multiply in, None for torch's choice.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([2.0, 3.0]), "y": torch.ones(2)}, 2)
+        >>> td.prod(0)["x"], td.prod(reduce=True)
+        (tensor(6.), tensor(6.))
+    """
+
+    def over(dims: list[int] | None, keepdim: bool) -> Callable[..., torch.Tensor]:  # noqa: FBT001
+        if dims is None:
+            return partial(torch.prod, dtype=dtype)
+
+        def one(leaf: torch.Tensor) -> torch.Tensor:
+            # torch's takes one dim at a time; from the last, so that numbers stay.
+            for at in reversed(dims):
+                leaf = torch.prod(leaf, at, keepdim=keepdim, dtype=dtype)
+            return leaf
+
+        return one
+
+    if reduce:
+        return _stacked(td, "prod", over, dim, keepdim=keepdim).prod(0)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def var(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as all reductions
+    *,
+    correction: float = 1,
+    reduce: bool = False,
+) -> Any:
+    """Return the variances of the elements of every leaf.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        correction: what the number of elements is reduced by in the denominator.
+        reduce: the variance of the elements of all leaves together, as one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([1.0, 3.0])}, 2).var(0)["x"]
+        tensor(2.)
+    """
+    if reduce:
+        return torch.var(
+            _row(td, "var", dim, keepdim=keepdim), -1, correction=correction
+        )
+    over = _over_dims(torch.var, correction=correction)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def std(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as all reductions
+    *,
+    correction: float = 1,
+    reduce: bool = False,
+) -> Any:
+    """Return the standard deviations of the elements of every leaf.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        correction: what the number of elements is reduced by in the denominator.
+        reduce: the deviation of the elements of all leaves together, as one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([1.0, 3.0])}, 2).std(0, correction=0)["x"]
+        tensor(1.)
+    """
+    if reduce:
+        return torch.std(
+            _row(td, "std", dim, keepdim=keepdim), -1, correction=correction
+        )
+    over = _over_dims(torch.std, correction=correction)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def amax(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the greatest elements of every leaf; the gradient is shared among equals.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 5], [3, 2]])}, [2, 2])
+        >>> td.amax(0)["x"].tolist(), td.amax((0, 1))["x"].item()
+        ([3, 5], 5)
+    """
+    over = _over_dims(torch.amax)
+    if reduce:
+        return _stacked(td, "amax", over, dim, keepdim=keepdim).amax(0)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def amin(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the least elements of every leaf; the gradient is shared among equals.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 5], [3, 2]])}, [2, 2])
+        >>> td.amin(0)["x"].tolist(), td.amin((0, 1))["x"].item()
+        ([1, 2], 1)
+    """
+    over = _over_dims(torch.amin)
+    if reduce:
+        return _stacked(td, "amin", over, dim, keepdim=keepdim).amin(0)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def max(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the greatest elements of every leaf, with `dim` also where they are.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        `ValuesIndices` of two trees with `dim`; a tree of maxima without; one tensor
+        with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 5], [3, 2]])}, [2, 2])
+        >>> found = td.max(0)
+        >>> found.values["x"].tolist(), found.indices["x"].tolist()
+        ([3, 5], [1, 0])
+    """
+    if dim is None or reduce:
+        return amax(td, dim, keepdim, reduce=reduce)
+    return _pair(td, _along(torch.max), dim, keepdim=keepdim)
+
+
+def min(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the least elements of every leaf, with `dim` also where they are.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        `ValuesIndices` of two trees with `dim`; a tree of minima without; one tensor
+        with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 5], [3, 2]])}, [2, 2])
+        >>> found = td.min(0)
+        >>> found.values["x"].tolist(), found.indices["x"].tolist()
+        ([1, 2], [0, 1])
+    """
+    if dim is None or reduce:
+        return amin(td, dim, keepdim, reduce=reduce)
+    return _pair(td, _along(torch.min), dim, keepdim=keepdim)
+
+
+def median(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Return the medians (the lower of two) of every leaf, with `dim` also where.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+
+    Returns:
+        `ValuesIndices` of two trees with `dim`; a tree of medians without.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3, 1, 2])}, 3)
+        >>> td.median()["x"], td.median(0).indices["x"]
+        (tensor(2), tensor(2))
+    """
+    found = _pair(td, _along(torch.median), dim, keepdim=keepdim)
+    return found.values if dim is None else found
+
+
+def argmax(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Return where the greatest elements of every leaf are, as int64.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 5], [3, 2]])}, [2, 2])
+        >>> td.argmax(0)["x"].tolist(), td.argmax()["x"].item()
+        ([1, 0], 1)
+    """
+    return _reduced(td, _along(torch.argmax), dim, keepdim=keepdim)
+
+
+def argmin(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Return where the least elements of every leaf are, as int64.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 5], [3, 2]])}, [2, 2])
+        >>> td.argmin(0)["x"].tolist(), td.argmin()["x"].item()
+        ([0, 1], 0)
+    """
+    return _reduced(td, _along(torch.argmin), dim, keepdim=keepdim)
+
+
+def norm(
+    td: Node,
+    p: float = 2,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    dtype: torch.dtype | None = None,
+    reduce: bool = False,
+) -> Any:
+    """Return the vector norms of every leaf: ``sum(|x| ** p) ** (1 / p)``.
+
+    Args:
+        td: the tree.
+        p: the order; infinities give the greatest and least ``|x|``, 0 counts.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        dtype: dtype to compute in, None for that of the leaf.
+        reduce: the norm of all elements of all leaves, as one tensor: the global norm.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3.0, 4.0]), "y": torch.tensor(12.0)})
+        >>> td.norm()["x"], td.norm(reduce=True)
+        (tensor(5.), tensor(13.))
+    """
+    over = _over_dims(partial(torch.linalg.vector_norm, ord=p), dtype=dtype)
+    if not reduce:
+        return _reduced(td, over, dim, keepdim=keepdim)
+    each = partial(foreach_norm, ord=p, dtype=dtype) if foreach_norm else None
+    parts = _stacked(td, "norm", over, dim, keepdim=keepdim, each=each)
+    if p == 0:
+        return parts.sum(0)
+    return torch.linalg.vector_norm(parts, p, 0)
+
+
+def logsumexp(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the logarithm of the sum of ``exp`` of the elements of every leaf.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(4)}, 4).logsumexp(0)["x"]
+        tensor(1.3863)
+    """
+
+    def over(dims: list[int] | None, keepdim: bool) -> Callable[..., torch.Tensor]:  # noqa: FBT001
+        if dims is None:
+            return lambda leaf: torch.logsumexp(leaf.reshape(-1), 0)
+        return partial(torch.logsumexp, dim=dims, keepdim=keepdim)
+
+    if reduce:
+        return _stacked(td, "logsumexp", over, dim, keepdim=keepdim).logsumexp(0)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def nansum(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    dtype: torch.dtype | None = None,
+    reduce: bool = False,
+) -> Any:
+    """Return the sums of the elements of every leaf, NaN counted as 0.
+
+    Args:
+        td: the tree.
+        dim: what to sum over; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        dtype: dtype to sum in, None for torch's choice.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([1.0, float("nan")])}, 2).nansum(0)["x"]
+        tensor(1.)
+    """
+    over = _over_dims(torch.nansum, dtype=dtype)
+    if reduce:
+        return _stacked(td, "nansum", over, dim, keepdim=keepdim).sum(0)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def nanmean(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    dtype: torch.dtype | None = None,
+    reduce: bool = False,
+) -> Any:
+    """Return the means of the elements of every leaf that are not NaN.
+
+    Args:
+        td: the tree.
+        dim: what to average over; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        dtype: dtype to average in, None for that of the leaf; integers have none.
+        reduce: the mean over the elements of all leaves together, as one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([1.0, float("nan")])}, 2).nanmean(0)["x"]
+        tensor(1.)
+    """
+    if not reduce:
+        return _reduced(
+            td, _over_dims(torch.nanmean, dtype=dtype), dim, keepdim=keepdim
+        )
+    _check_floating(td, dtype)
+    total = _over_dims(torch.nansum, dtype=dtype)
+    sums = _stacked(td, "nanmean", total, dim, keepdim=keepdim).sum(0)
+    count = _stacked(td, "nanmean", _over_dims(_seen), dim, keepdim=keepdim).sum(0)
+    return sums / count
+
+
+def _seen(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
+    return torch.sum(~leaf.isnan(), **dims)
+
+
+def quantile(
+    td: Node,
+    q: float | Sequence[float] | torch.Tensor,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    interpolation: str = "linear",
+) -> Any:
+    """Return the quantiles of every leaf.
+
+    Args:
+        td: the tree.
+        q: one number from 0 to 1, or several, which make a new first batch dim.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        interpolation: what lies between two elements, by torch's words: "linear",
+            "lower", "higher", "midpoint" or "nearest".
+
+    Returns:
+        A tree of batch size ``[*reduced]``, or ``[len(q), *reduced]``.
+
+    Raises:
+        OptionError: `q` has more than one dim.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.arange(5.0)}, 5)
+        >>> td.quantile(0.5, 0)["x"], td.quantile([0.25, 0.75], 0)["x"]
+        (tensor(2.), tensor([1., 3.]))
+    """
+    levels = q if isinstance(q, (int, float, torch.Tensor)) else torch.tensor(q)
+    rank = levels.dim() if isinstance(levels, torch.Tensor) else 0
+    if rank > 1:
+        raise OptionError(
+            "q is a number or a row of numbers", expected="at most 1 dim", got=rank
+        )
+
+    def one(leaf: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:  # noqa: FBT001
+        own = levels
+        if isinstance(own, torch.Tensor):
+            own = own.to(dtype=leaf.dtype, device=leaf.device)
+        return torch.quantile(leaf, own, dim, keepdim, interpolation=interpolation)
+
+    schema, leaves, size, names = _laid(td, _along(one, rank), dim, keepdim=keepdim)
+    if isinstance(levels, torch.Tensor) and rank:
+        size = torch.Size([levels.shape[0], *size])
+        names = None if names is None else (None, *names)
+    return make(schema, leaves, td._statics, size, names)
+
+
+# What a reduction of one leaf is
+
+
+def _over_dims(fn: Callable[..., Any], **options: Any) -> Reduction:
+    """Return the reduction of a function that takes a list of dims, as most do."""
+
+    def over(dims: list[int] | None, keepdim: bool) -> Callable[..., Any]:  # noqa: FBT001
+        if dims is None:
+            return partial(fn, **options) if options else fn
+        return partial(fn, dim=dims, keepdim=keepdim, **options)
+
+    return over
+
+
+def _along(fn: Callable[..., Any], lead: int = 0) -> Reduction:
+    """Return the reduction of a function that takes one dim only.
+
+    Args:
+        fn: called with a leaf, a dim and keepdim; may return a pair.
+        lead: how many dims it puts in front of the result.
+    """
+
+    def over(dims: list[int] | None, keepdim: bool) -> Callable[..., Any]:  # noqa: FBT001
+        if dims is None:
+            return lambda leaf: fn(leaf.reshape(-1), 0, False)  # noqa: FBT003
+        if len(dims) == 1:
+            return lambda leaf: fn(leaf, dims[0], keepdim)
+        count = len(dims)
+        shifted = [dim + lead for dim in dims] if keepdim else []
+
+        def flat(leaf: torch.Tensor) -> Any:
+            last = leaf.movedim(dims, list(range(-count, 0))).flatten(-count)
+            out = fn(last, -1, False)  # noqa: FBT003
+            if isinstance(out, torch.Tensor):
+                return _unsqueezed(out, shifted)
+            return tuple([_unsqueezed(part, shifted) for part in out])
+
+        return flat
+
+    return over
+
+
+def _unsqueezed(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    for dim in dims:
+        x = x.unsqueeze(dim)
+    return x
+
+
+# What a reduction of a tree is
+
+
+def _reduced(td: NodeT, over: Reduction, dim: Any, *, keepdim: bool) -> NodeT:
+    schema, leaves, size, names = _laid(td, over, dim, keepdim=keepdim)
+    return make(schema, leaves, td._statics, size, names)
+
+
+def _pair(td: Node, over: Reduction, dim: Any, *, keepdim: bool) -> ValuesIndices:
+    schema, pairs, size, names = _laid(td, over, dim, keepdim=keepdim)
+    values = tuple([pair[0] for pair in pairs])
+    indices = tuple([pair[1] for pair in pairs])
+    return ValuesIndices(
+        make(schema, values, td._statics, size, names),
+        make(schema, indices, td._statics, size, names),
+    )
+
+
+def _laid(
+    td: Node, over: Reduction, dim: Any, *, keepdim: bool
+) -> tuple[Schema, tuple[Any, ...], torch.Size, tuple[str | None, ...] | None]:
+    """Return schema, leaves, batch size and names of the reduced tree."""
     size = td.batch_size
     schema = td._schema
     if dim is None:
         if keepdim:
             every = [range(leaf.dim()) for leaf in td._leaves]
             ones = torch.Size([1] * len(size))
-            leaves = _over(td, fn, every, dtype, keepdim=True)
-            return make(schema, leaves, td._statics, ones, td._names)
-        leaves = map_leaves(schema, td._leaves, lambda x: fn(x, dtype=dtype))
-        bare = schema.flattened()
-        return make(bare, leaves, td._statics, torch.Size(), None)
+            return schema, _each_over(td, over, every, keepdim=True), ones, td._names
+        leaves = map_leaves(schema, td._leaves, over(None, False))  # noqa: FBT003
+        return schema.flattened(), leaves, torch.Size(), None
     if dim == "feature":
         kept = schema.leaf_kids()
         rows = zip(td._leaves, kept, strict=True)
         dims = [range(leaf.dim() - rank, leaf.dim()) for leaf, rank in rows]
-        leaves = _over(td, fn, dims, dtype, keepdim=keepdim)
+        leaves = _each_over(td, over, dims, keepdim=keepdim)
         kids = kept if keepdim else (0,) * len(kept)
-        return make(schema.with_ranks(kids), leaves, td._statics, size, td._names)
+        return schema.with_ranks(kids), leaves, size, td._names
     given = [dim] if isinstance(dim, (int, str)) else list(dim)
     gone = sorted({as_dim(td, d) for d in given})
     if len(gone) != len(given):
         raise ShapeError("a dim comes twice", got=given)
     if not gone:
         # To torch, no dims are all dims.
-        leaves = _over(td, fn, [range(0)] * len(td._leaves), dtype, keepdim=False)
-        return make(schema, leaves, td._statics, size, td._names)
-    leaves = map_leaves(
-        schema, td._leaves, lambda x: fn(x, dim=gone, keepdim=keepdim, dtype=dtype)
-    )
+        none = [range(0)] * len(td._leaves)
+        return schema, _each_over(td, over, none, keepdim=False), size, td._names
+    leaves = map_leaves(schema, td._leaves, over(gone, keepdim))
     names = td.names
     if keepdim:
         new = torch.Size([1 if i in gone else n for i, n in enumerate(size)])
@@ -236,49 +855,89 @@ def _reduced(
         new = torch.Size([size[i] for i in kept_dims])
         if names is not None:
             names = as_names([names[i] for i in kept_dims], len(kept_dims))
-    return make(schema, leaves, td._statics, new, names)
+    return schema, leaves, new, names
 
 
-def _over(
-    td: Node,
-    fn: Callable[..., torch.Tensor],
-    dims: list[range],
-    dtype: torch.dtype | None,
-    *,
-    keepdim: bool,
-) -> tuple[torch.Tensor, ...]:
+def _each_over(
+    td: Node, over: Reduction, dims: list[range], *, keepdim: bool
+) -> tuple[Any, ...]:
     """Return each leaf reduced over its own dims."""
 
-    def one(leaf: torch.Tensor, over: range) -> torch.Tensor:
-        if over:
-            return fn(leaf, dim=list(over), keepdim=keepdim, dtype=dtype)
+    def one(leaf: torch.Tensor, own: range) -> Any:
+        if own:
+            return over(list(own), keepdim)(leaf)
         # torch reads an empty list of dims as "all"; a dim of size 1 reduces nothing.
-        return fn(leaf.unsqueeze(-1), dim=-1, dtype=dtype)
+        return over([-1], False)(leaf.unsqueeze(-1))  # noqa: FBT003
 
     return zip_leaves(td._schema, (td._leaves, dims), one)
 
 
-def _folded(
-    td: Node, dim: Any, *, keepdim: bool, dtype: torch.dtype | None
+def _stacked(
+    td: Node,
+    name: str,
+    over: Reduction,
+    dim: Any,
+    *,
+    keepdim: bool,
+    each: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """Return the sum over all leaves, and over dims as `sum` says."""
-    if keepdim or (dim is not None and dim != "feature"):
+    """Return the reductions of all leaves as one tensor, ``[leaves]`` in front.
+
+    Args:
+        td: the tree.
+        name: the operation, for the error.
+        over: the reduction of one leaf.
+        dim: None or "feature".
+        keepdim: refused.
+        each: the ``torch._foreach_*`` form of the reduction over all dims.
+    """
+    _check_foldable(td, name, dim, keepdim=keepdim)
+    if dim is None:
+        if each is not None and foreach_works(td._leaves):
+            try:
+                return torch.stack(each(td._leaves))
+            except (RuntimeError, TypeError):
+                pass  # the loop says which leaf is wrong
+        reduce = over(None, False)  # noqa: FBT003
+        return torch.stack(map_leaves(td._schema, td._leaves, reduce))
+    return torch.stack(_each_over(td, over, _behind(td), keepdim=False))
+
+
+def _row(td: Node, name: str, dim: Any, *, keepdim: bool) -> torch.Tensor:
+    """Return the elements of all leaves behind each other, ``[*batch]`` in front."""
+    _check_foldable(td, name, dim, keepdim=keepdim)
+    size = td.batch_size if dim == "feature" else ()
+    dims = len(size)
+    rows = [
+        leaf.unsqueeze(-1) if leaf.dim() == dims else leaf.flatten(dims)
+        for leaf in td._leaves
+    ]
+    return torch.cat(rows, -1)
+
+
+def _behind(td: Node) -> list[range]:
+    """Return all dims behind the batch of the root: surplus of nested nodes too."""
+    dims = len(td.batch_size)
+    return [range(dims, leaf.dim()) for leaf in td._leaves]
+
+
+# The variance of variances is none.
+_NOT_IN_STEPS = frozenset({"nanmean", "std", "var"})
+
+
+def _check_foldable(td: Node, name: str, dim: Any, *, keepdim: bool) -> None:
+    if keepdim or dim not in (None, "feature"):
+        if dim in (None, "feature"):
+            fix = "leave keepdim out"
+        elif name in _NOT_IN_STEPS:
+            fix = f"td.{name}(dim={dim!r}) returns a tree"
+        else:
+            fix = f'td.{name}(dim="feature", reduce=True).{name}(dim={dim!r})'
         raise OperandError(
             "leaves of different shapes can not be folded into one tensor",
             expected='dim=None or dim="feature" with reduce=True, without keepdim',
             got=f"dim={dim!r}, keepdim={keepdim}",
-            fix=f'td.sum("feature", reduce=True).sum({dim!r})',
+            fix=fix,
         )
     if not td._leaves:
         raise OperandError("there is no leaf to reduce", expected="at least one leaf")
-    if dim is None:
-        parts = map_leaves(td._schema, td._leaves, lambda x: x.sum(dtype=dtype))
-        return torch.stack(parts).sum(0)
-    # All that is behind the batch of the root, surplus dims of nested nodes included.
-    dims = len(td.batch_size)
-    behind = [range(dims, leaf.dim()) for leaf in td._leaves]
-    parts = _over(td, torch.sum, behind, dtype, keepdim=False)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total

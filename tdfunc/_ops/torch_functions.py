@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.node import Node
-from tdfunc._ops import convert, join, pointwise, reduce, shape
+from tdfunc._ops import convert, join, logic, order, pointwise, reduce, shape, unary
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -17,6 +17,43 @@ if TYPE_CHECKING:
 __all__ = ["torch_function"]
 
 _T = torch.Tensor
+
+
+def _extreme(
+    reduced: Callable[..., Any], paired: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return torch.max or torch.min: of dims, or of two operands."""
+
+    def call(input: Any, dim: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(input, _T):
+            return paired(dim, input)
+        if isinstance(dim, (Node, _T)):
+            return paired(input, dim)
+        return reduced(input, dim, *args, **options)
+
+    return call
+
+
+def _spread(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.var or torch.std, which know `correction` by an older name too."""
+
+    def call(
+        input: Any, dim: Any = None, unbiased: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        if unbiased is not None:
+            options["correction"] = int(unbiased)
+        return own(input, dim, *args, **options)
+
+    return call
+
+
+def _norm(input: Any, p: Any = "fro", *args: Any, **options: Any) -> Any:
+    return reduce.norm(input, 2 if p == "fro" else p, *args, **options)
+
+
+def _vector_norm(input: Any, ord: Any = 2, *args: Any, **options: Any) -> Any:
+    return reduce.norm(input, ord, *args, **options)
+
 
 # Written as data so that adding one is adding a line. Reflected operators of
 # tensors (`tensor - td`) arrive as methods of Tensor with the tensor first.
@@ -35,10 +72,42 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.mean: reduce.mean,
     torch.all: reduce.all,
     torch.any: reduce.any,
+    torch.max: _extreme(reduce.max, logic.maximum),
+    torch.min: _extreme(reduce.min, logic.minimum),
+    torch.var: _spread(reduce.var),
+    torch.std: _spread(reduce.std),
+    torch.norm: _norm,
+    torch.linalg.vector_norm: _vector_norm,
+    **{
+        getattr(torch, name): getattr(reduce, name)
+        for name in (
+            *("amax", "amin", "argmax", "argmin", "logsumexp", "median"),
+            *("nanmean", "nansum", "prod", "quantile"),
+        )
+    },
+    **{getattr(torch, name): getattr(order, name) for name in order.__all__},
+    torch.nn.functional.softmax: order.softmax,
+    torch.nn.functional.log_softmax: order.log_softmax,
     torch.clone: convert.clone,
     torch.detach: convert.detach,
     torch.abs: pointwise.abs,
     torch.neg: pointwise.neg,
+    torch.clamp: logic.clamp,
+    torch.clip: logic.clamp,
+    torch.clamp_min: logic.clamp_min,
+    torch.clamp_max: logic.clamp_max,
+    torch.lerp: logic.lerp,
+    torch.addcmul: logic.addcmul,
+    torch.addcdiv: logic.addcdiv,
+    torch.rsub: pointwise.rsub,
+    torch.nn.functional.relu: unary.relu,
+    torch.nn.functional.softplus: unary.softplus,
+    torch.special.expit: unary.sigmoid,
+    **{
+        getattr(torch, name): getattr(unary, name)
+        for name in unary.__all__
+        if name != "softplus"  # which torch has among the functions of networks
+    },
 }
 
 _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -56,6 +125,18 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "le": (pointwise.le, pointwise.ge),
     "gt": (pointwise.gt, pointwise.lt),
     "ge": (pointwise.ge, pointwise.le),
+    "logical_and": (logic.logical_and, logic.logical_and),
+    "logical_or": (logic.logical_or, logic.logical_or),
+    "logical_xor": (logic.logical_xor, logic.logical_xor),
+    "bitwise_and": (logic.bitwise_and, logic.bitwise_and),
+    "bitwise_or": (logic.bitwise_or, logic.bitwise_or),
+    "bitwise_xor": (logic.bitwise_xor, logic.bitwise_xor),
+    "maximum": (logic.maximum, logic.maximum),
+    "minimum": (logic.minimum, logic.minimum),
+    "fmod": (logic.fmod, logic.rfmod),
+    "atan2": (logic.atan2, logic.ratan2),
+    "isclose": (logic.isclose, logic.risclose),
+    "allclose": (logic.allclose, logic.rallclose),
 }
 
 # Python's operators: what Dynamo asks for, and the names of the methods of Tensor.
@@ -67,6 +148,9 @@ _OPERATORS = {
     "floordiv": "floor_divide",
     "mod": "remainder",
     "pow": "pow",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
     "eq": "eq",
     "ne": "ne",
     "lt": "lt",
@@ -77,16 +161,27 @@ _OPERATORS = {
 
 # Torch's names of arguments that are the first ones here, in order.
 _POSITIONAL = ("tensors", "input", "other", "shape", "dims", "dim0", "dim1")
-_TAKEN = frozenset({"dim", "keepdim", "dtype"})
+_TAKEN = frozenset(
+    {
+        *("dim", "keepdim", "dtype"),
+        *("alpha", "value", "end", "weight", "tensor1", "tensor2", "min", "max"),
+        *("p", "ord", "q", "interpolation", "correction", "unbiased"),
+        *("k", "largest", "sorted", "descending", "stable"),
+        *("rtol", "atol", "equal_nan"),
+        *("decimals", "eps", "nan", "posinf", "neginf", "beta", "threshold"),
+    }
+)
+# What torch's functions written in Python pass on when nobody asked for it.
+_UNASKED: dict[str, Any] = {"inplace": False, "_stacklevel": 3}
 
 
 def _either(
     forward: Callable[..., Any], reflected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    def call(input: Any, other: Any) -> Any:
+    def call(input: Any, other: Any, *args: Any, **options: Any) -> Any:
         if isinstance(input, _T):
-            return reflected(other, input)
-        return forward(input, other)
+            return reflected(other, input, *args, **options)
+        return forward(input, other, *args, **options)
 
     return call
 
@@ -110,9 +205,9 @@ def _add_binary() -> None:
         _FUNCTIONS[getattr(_T, name)] = call
     for name, torch_name in _OPERATORS.items():
         call = _either(*_BINARY[torch_name])
-        _FUNCTIONS[getattr(operator, name)] = call
+        _FUNCTIONS[getattr(operator, f"__{name}__")] = call
         _METHODS[f"__{name}__"] = call
-        augmented = getattr(operator, f"i{name}", None)
+        augmented = getattr(operator, f"__i{name}__", None)
         if augmented is not None:
             # `td += x` binds a new tree: trees define no augmented operator.
             _FUNCTIONS[augmented] = call
@@ -149,6 +244,8 @@ def torch_function(
     given += [named.pop(name) for name in _POSITIONAL if name in named]
     if "axis" in named:
         named["dim"] = named.pop("axis")
+    named = {k: v for k, v in named.items() if v is not None}
+    named = {k: v for k, v in named.items() if k not in _UNASKED or v != _UNASKED[k]}
     unknown = named.keys() - _TAKEN
     if unknown:
         raise OperandError(

@@ -1,0 +1,273 @@
+"""Running totals, softmax and sorting along one batch dim.
+
+`dim` counts batch dims, or is a dim name. Batch size, names, statics and feature dims
+stay; only `topk` shortens the dim. What torch refuses for the dtype of a leaf raises
+torch's own error, with a note that names the leaf.
+
+Raises, for all of them:
+    ShapeError: `dim` is no batch dim.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.tree import map_leaves, pointwise
+from tdfunc._ops.reduce import ValuesIndices
+from tdfunc._ops.shape import as_dim
+from tdfunc.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "argsort",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "log_softmax",
+    "logcumsumexp",
+    "softmax",
+    "sort",
+    "topk",
+]
+
+
+def cumsum(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> NodeT:
+    """Return the sums of all rows up to each row.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to go along.
+        dtype: dtype to sum in, None for torch's choice.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([1, 2, 3])}, 3).cumsum(0)["x"].tolist()
+        [1, 3, 6]
+    """
+    fn = partial(torch.cumsum, dim=as_dim(td, dim), dtype=dtype)
+    return pointwise(td, fn, None)
+
+
+def cumprod(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> NodeT:
+    """Return the products of all rows up to each row.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to go along.
+        dtype: dtype to multiply in, None for torch's choice.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([1, 2, 3])}, 3).cumprod(0)["x"].tolist()
+        [1, 2, 6]
+    """
+    fn = partial(torch.cumprod, dim=as_dim(td, dim), dtype=dtype)
+    return pointwise(td, fn, None)
+
+
+def logcumsumexp(td: NodeT, dim: int | str) -> NodeT:
+    """Return the logarithms of the sums of ``exp`` of all rows up to each row.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to go along.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(2)}, 2).logcumsumexp(0)["x"]
+        tensor([0.0000, 0.6931])
+    """
+    return pointwise(td, partial(torch.logcumsumexp, dim=as_dim(td, dim)), None)
+
+
+def cummax(td: Node, dim: int | str) -> ValuesIndices:
+    """Return the greatest elements of all rows up to each row, and their rows.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to go along.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> found = TensorDict({"x": torch.tensor([1, 3, 2])}, 3).cummax(0)
+        >>> found.values["x"].tolist(), found.indices["x"].tolist()
+        ([1, 3, 3], [0, 1, 1])
+    """
+    return _pair(td, partial(torch.cummax, dim=as_dim(td, dim)), td.batch_size)
+
+
+def cummin(td: Node, dim: int | str) -> ValuesIndices:
+    """Return the least elements of all rows up to each row, and their rows.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to go along.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> found = TensorDict({"x": torch.tensor([2, 1, 3])}, 3).cummin(0)
+        >>> found.values["x"].tolist(), found.indices["x"].tolist()
+        ([2, 1, 1], [0, 1, 1])
+    """
+    return _pair(td, partial(torch.cummin, dim=as_dim(td, dim)), td.batch_size)
+
+
+def softmax(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> NodeT:
+    """Return ``exp(td)``, divided by its sum over the dim.
+
+    Args:
+        td: the tree.
+        dim: the batch dim whose elements shall sum to 1; for a feature dim,
+            ``td.apply(lambda x: x.softmax(-1))``.
+        dtype: dtype to compute in, None for that of the leaf.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(4)}, 4).softmax(0)["x"].tolist()
+        [0.25, 0.25, 0.25, 0.25]
+    """
+    fn = partial(torch.softmax, dim=as_dim(td, dim), dtype=dtype)
+    return pointwise(td, fn, None)
+
+
+def log_softmax(
+    td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None
+) -> NodeT:
+    """Return the logarithm of `softmax`, computed in one step.
+
+    Args:
+        td: the tree.
+        dim: the batch dim whose elements shall sum to 1 under ``exp``.
+        dtype: dtype to compute in, None for that of the leaf.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(2)}, 2).log_softmax(0)["x"]
+        tensor([-0.6931, -0.6931])
+    """
+    fn = partial(torch.log_softmax, dim=as_dim(td, dim), dtype=dtype)
+    return pointwise(td, fn, None)
+
+
+def sort(
+    td: Node,
+    dim: int | str = -1,
+    descending: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    stable: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> ValuesIndices:
+    """Return the elements sorted along a dim, each leaf and feature on its own.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to sort along.
+        descending: the greatest first.
+        stable: equal elements keep their order.
+
+    Returns:
+        The sorted tree, and the tree of the rows that its elements came from.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> found = TensorDict({"x": torch.tensor([2, 3, 1])}, 3).sort(0)
+        >>> found.values["x"].tolist(), found.indices["x"].tolist()
+        ([1, 2, 3], [2, 0, 1])
+    """
+    fn = partial(torch.sort, dim=as_dim(td, dim), descending=descending, stable=stable)
+    return _pair(td, fn, td.batch_size)
+
+
+def argsort(
+    td: NodeT,
+    dim: int | str = -1,
+    descending: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    stable: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> NodeT:
+    """Return the rows that the elements of the sorted tree come from, as int64.
+
+    Args:
+        td: the tree.
+        dim: the batch dim to sort along.
+        descending: the greatest first.
+        stable: equal elements keep their order.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([2, 3, 1])}, 3).argsort(0)["x"].tolist()
+        [2, 0, 1]
+    """
+    fn = partial(
+        torch.argsort, dim=as_dim(td, dim), descending=descending, stable=stable
+    )
+    return pointwise(td, fn, None)
+
+
+def topk(
+    td: Node,
+    k: int,
+    dim: int | str = -1,
+    largest: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    sorted: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+) -> ValuesIndices:
+    """Return the `k` greatest elements along a dim, each leaf and feature on its own.
+
+    Args:
+        td: the tree.
+        k: how many.
+        dim: the batch dim to search; it has size `k` in the result.
+        largest: the greatest; False for the least.
+        sorted: in order, the first that was asked for in front.
+
+    Returns:
+        The tree of the elements, and that of the rows they came from.
+
+    Raises:
+        ShapeError: the dim has less than `k` rows.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> found = TensorDict({"x": torch.tensor([2, 3, 1])}, 3).topk(2, 0)
+        >>> found.values["x"].tolist(), found.indices["x"].tolist()
+        ([3, 2], [1, 0])
+    """
+    at = as_dim(td, dim)
+    size = td.batch_size
+    if not 0 <= k <= size[at]:
+        raise ShapeError(
+            f"there are no {k} elements along dim {dim!r}",
+            expected=f"0 to {size[at]} for batch_size={list(size)}",
+            got=k,
+            fix=f"td.topk(min(k, td.batch_size[{at}]), dim={dim!r})",
+        )
+    fn = partial(torch.topk, k=k, dim=at, largest=largest, sorted=sorted)
+    return _pair(td, fn, torch.Size([*size[:at], k, *size[at + 1 :]]))
+
+
+def _pair(
+    td: Node, fn: Callable[[torch.Tensor], Any], size: torch.Size
+) -> ValuesIndices:
+    """Return the two trees of a function that returns two tensors for a leaf."""
+    schema = td._schema
+    pairs = map_leaves(schema, td._leaves, fn)
+    values = tuple([pair[0] for pair in pairs])
+    indices = tuple([pair[1] for pair in pairs])
+    return ValuesIndices(
+        make(schema, values, td._statics, size, td._names),
+        make(schema, indices, td._statics, size, td._names),
+    )
