@@ -113,9 +113,9 @@ class Moved(NamedTuple):
     slots: tuple[int, ...]  # for every leaf, the old one that it is
     sslots: tuple[int, ...]  # for every static
     clashes: tuple[Path, ...]  # paths of several entries; if any, the rest is void
-    # Old leaves [lo:hi], now the entry at a path, that came into the node which was at
-    # another path and has batch dims that the root has not.
-    entered: tuple[tuple[int, int, Path, Path], ...]
+    # Old leaves [lo:hi] of an entry, its old and new path, and the old path of a node
+    # with batch dims that the root has not, into which it came.
+    entered: tuple[tuple[int, int, Path, Path, Path], ...]
 
 
 class Step(NamedTuple):
@@ -964,7 +964,7 @@ class _Move:
         self.home: dict[Path, Path] = {(): ()}
         self.ends: dict[Path, Step] = {}
         self.clashes: dict[Path, None] = {}
-        self.entered: list[tuple[int, int, Path, Path]] = []
+        self.entered: list[tuple[int, int, Path, Path, Path]] = []
 
     def done(self) -> Moved:
         alive = self._alive()
@@ -1016,7 +1016,7 @@ class _Move:
         home = self.home[above]
         if step.path in self.targets and self.total[above] and home != step.path[:-1]:
             hi = step.lo + _leaves_of(step.kid)
-            self.entered.append((step.lo, hi, new, home))
+            self.entered.append((step.lo, hi, step.path, new, home))
 
     def _open(self, path: Path) -> None:
         if path in self.below:

@@ -144,14 +144,12 @@ def _moved(td: NodeT, size: torch.Size, plan: Moved) -> NodeT:
             got=", ".join(map(show_path, plan.clashes)),
             fix="td.drop(*keys) leaves out what is in the way",
         )
-    for lo, hi, path, home in plan.entered:
+    paths = td._schema.paths()
+    for lo, hi, old, new, home in plan.entered:
         room = size_at(td, home)
-        names = td._schema.paths()
-        for slot in range(lo, hi):
-            leaf = td._leaves[slot]
+        for path, leaf in zip(paths[lo:hi], td._leaves[lo:hi], strict=True):
             if leaf.shape[: len(room)] != room:
-                inside = names[slot][len(names[lo]) - 1 :] if hi - lo > 1 else ()
-                raise misfit((*path, *inside), leaf.shape, room)
+                raise misfit((*new, *path[len(old) :]), leaf.shape, room)
     return rearranged(td, size, plan)
 
 
@@ -386,6 +384,7 @@ def merge(first: NodeT, *others: NodeT) -> NodeT:
         leaves: inside `vmap`, a tree of statics knows nothing of the mapped dim.
 
     Raises:
+        OperandError: one of them is no tree.
         ShapeError: the batch sizes differ.
         StructureError: two trees have the same entry; all such are listed.
 
@@ -397,6 +396,14 @@ def merge(first: NodeT, *others: NodeT) -> NodeT:
         ('x', 'y')
     """
     trees = (first, *others)
+    for tree in others:
+        if not isinstance(tree, Node):
+            raise OperandError(
+                "only trees can be merged",
+                expected="a tree",
+                got=type(tree).__name__,
+                fix="td.update(other) takes a mapping",
+            )
     sized = [tree for tree in trees if tree._schema.n] or [first]
     size = sized[0].batch_size
     for tree in sized[1:]:
