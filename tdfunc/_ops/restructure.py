@@ -15,7 +15,7 @@ import torch
 
 from tdfunc._core.batch import as_constants, as_names, misfit
 from tdfunc._core.keys import as_path, short
-from tdfunc._core.node import NodeT, entry_at, make, missing, size_at
+from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
 from tdfunc._core.schema import Schema
 from tdfunc._ops.entries import as_paths, rearranged, select, set, update
 from tdfunc.errors import (
