@@ -104,7 +104,7 @@ def split(draw: Draw) -> Any:
 # Operations by the name that the library lists them under.
 OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.entries
-    "set_entry": lambda draw, td: (
+    "set": lambda draw, td: (
         TensorDict.set,
         td,
         draw(keys()),
@@ -224,6 +224,8 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         lambda td: tdfunc.mean(td, "feature", dtype=torch.complex64),
         td,
     ),
+    "all": just(tdfunc.all),
+    "any": just(tdfunc.any),
     # _ops.pointwise
     **{
         name: binary(getattr(tdfunc, name))

@@ -252,7 +252,7 @@ def test_set_casts_to_the_dtype_of_the_leaf_as_torch_does() -> None:
 
 def test_a_wider_node_keeps_its_dims_b05() -> None:
     row = TensorDict({"ag": TensorDict({"o": torch.rand(8, 3, 4)}, (8, 3))}, (8,))
-    buffer = torch.stack([row, row])
+    buffer = tdfunc.stack([row, row])
     ids = [id(x) for x in leaves_of(buffer).values()]
     new = buffer.at[0].set(row * 2)
     assert row["ag"].batch_size == Size((8, 3))
