@@ -299,26 +299,29 @@ def _written(
     plan = as_plan(td, index)
     repeats = any([isinstance(item, torch.Tensor) for item in plan])
     adds = fn is torch.add and repeats
-    rows: torch.Tensor | None = None
+    places: torch.Tensor | None = None
     try:
         if adds or inside_transform():
             rows = _numbered(size, plan)[plan]
-            shape = rows.shape
+            shape, places = rows.shape, rows.reshape(rows.numel())
         else:
             shape = size_at_plan(size, plan)
     except IndexError as error:
         raise bad_index(td, index, error) from error
     values = _columns(td, shape, value)
     dims = len(size)
+    single = plan[0] if len(plan) == 1 else plan
+    # By kinds, since Dynamo does not trace torch.can_cast. Assignment casts all numbers
+    # but complex ones.
+    most = _KINDS.index(float)
 
     def write(x: torch.Tensor, new: Any, path: Path) -> torch.Tensor:
         if new is MISSING:
             return x
         if fn is not None and not adds:
-            new = fn(x[plan], new)
-        # torch.can_cast, which Dynamo does not trace. Assignment casts all but complex.
-        most = _kind(x) if fn is not None else max(_kind(x), _KINDS.index(float))
-        if _kind(new) > most:
+            new = fn(x[single], new)
+        plain = isinstance(new, torch.Tensor) and new.dtype == x.dtype
+        if not plain and _kind(new) > (max(_kind(x), most) if fn is None else _kind(x)):
             raise OperandError(
                 "the result does not have the dtype of the leaf",
                 path=path,
@@ -327,10 +330,10 @@ def _written(
                 fix="td.at[index].set({key: value, ...}) leaves out other entries, "
                 "td.to(dtype) casts",
             )
-        if rows is not None:
-            return _scattered(x, dims, rows, new, accumulate=adds)
+        if places is not None:
+            return _scattered(x, dims, shape, places, new, accumulate=adds)
         out = x.clone()
-        out[plan] = new
+        out[single] = new
         return out
 
     schema = td._schema
@@ -365,23 +368,37 @@ def _numbered(size: torch.Size, plan: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _scattered(
-    x: torch.Tensor, dims: int, rows: torch.Tensor, value: Any, *, accumulate: bool
+    x: torch.Tensor,
+    dims: int,
+    shape: torch.Size,
+    places: torch.Tensor,
+    value: Any,
+    *,
+    accumulate: bool,
 ) -> torch.Tensor:
-    """Return a leaf with values at numbered rows.
+    """Return a leaf with values at numbered rows, which are `shape` in the index.
 
     Out-of-place from the start: inside transforms a clone of what is not mapped has no
     room for values that are.
     """
-    features = x.shape[dims:]
     if isinstance(value, torch.Tensor):
         value = value.to(x.dtype)
     else:
         value = torch.full((), value, dtype=x.dtype, device=x.device)
-    count = rows.numel()
-    value = value.expand((*rows.shape, *features)).reshape((count, *features))
-    flat = x.reshape((prod(x.shape[:dims]), *features))
-    out = torch.index_put(flat, (rows.reshape(count),), value, accumulate=accumulate)
-    return out.reshape(x.shape)
+    features = x.shape[dims:]
+    wanted = (*shape, *features)
+    if value.shape != wanted:
+        value = value.expand(wanted)
+    flat = x
+    if dims != 1 or len(shape) != 1:
+        value = value.reshape((places.shape[0], *features))
+        flat = x.reshape((prod(x.shape[:dims]), *features))
+    if accumulate:
+        # Five times as fast as index_put.
+        out = torch.index_add(flat, 0, places, value)
+    else:
+        out = torch.index_put(flat, (places,), value)
+    return out if flat is x else out.reshape(x.shape)
 
 
 def _columns(td: Node, shape: torch.Size, value: Any) -> tuple[Any, ...]:
@@ -486,9 +503,9 @@ def _check_rows(td: Node, path: Path, shape: torch.Size, value: Node) -> None:
     for place, x, new in zip(
         node._schema.paths(), node._leaves, value._leaves, strict=True
     ):
-        wanted = (*shape, *x.shape[dims:])
-        if new.shape != wanted:
-            raise _misfit((*path, *place), wanted, new.shape)
+        # Its batch size is that of the rows.
+        if new.shape[len(shape) :] != x.shape[dims:]:
+            raise _misfit((*path, *place), (*shape, *x.shape[dims:]), new.shape)
 
 
 def _misfit(path: Path, wanted: Any, got: Any) -> OperandError:
