@@ -21,6 +21,7 @@ from torch.utils import _pytree as torch_pytree
 import tdfunc
 from property_tests import model as m
 from tdfunc import TensorDict
+from tdfunc._ops import at as rows
 from tdfunc._ops import (
     convert,
     entries,
@@ -31,6 +32,7 @@ from tdfunc._ops import (
     order,
     pointwise,
     reduce,
+    restructure,
     shape,
     unary,
 )
@@ -129,6 +131,52 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         tdfunc.with_names,
         td,
         [f"dim {i}" for i in range(td.batch_dims)],
+    ),
+    # _ops.restructure
+    "rename_key": lambda draw, td: (
+        tdfunc.rename_key,
+        td,
+        path_in(draw, td),
+        (draw(keys()), "new"),
+    ),
+    "rename_keys": lambda draw, td: (
+        tdfunc.rename_keys,
+        td,
+        {path_in(draw, td): path_in(draw, td), path_in(draw, td): draw(keys())},
+    ),
+    "flatten_keys": lambda draw, td: (tdfunc.flatten_keys, td, draw(keys())),
+    "unflatten_keys": lambda _, td: (
+        lambda td: tdfunc.unflatten_keys(tdfunc.flatten_keys(td, "/"), "/"),
+        td,
+    ),
+    "split_keys": lambda draw, td: (tdfunc.split_keys, td, [path_in(draw, td)]),
+    "filter_empty": just(tdfunc.filter_empty),
+    "filter_non_tensor": just(tdfunc.filter_non_tensor),
+    "auto_batch_size": lambda draw, td: (
+        tdfunc.auto_batch_size,
+        td,
+        draw(st.sampled_from([None, 0, 1])),
+    ),
+    "update_with": lambda draw, td: (
+        tdfunc.update_with,
+        td,
+        {path_in(draw, td): lambda x: x},
+    ),
+    "merge": lambda draw, td: (
+        tdfunc.merge,
+        *tdfunc.split_keys(td, [path_in(draw, td)]),
+    ),
+    # _ops.at
+    "at": lambda draw, td: (
+        lambda td, index: tdfunc.at(td)[index].set(td[index]),
+        td,
+        draw(indices(td.batch_size)),
+    ),
+    "At": lambda draw, td: (
+        lambda td, index, name: getattr(td.at[index], name)(2),
+        td,
+        draw(indices(td.batch_size)),
+        draw(st.sampled_from(["add", "mul", "div", "pow", "min", "max"])),
     ),
     # _ops.convert
     "to": lambda draw, td: (
@@ -285,8 +333,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
-    modules = (convert, entries, index, join, leafwise, logic, order)
-    for module in (*modules, pointwise, reduce, shape, unary):
+    modules = (convert, entries, index, join, leafwise, logic, order, pointwise)
+    for module in (*modules, reduce, restructure, rows, shape, unary):
         yield from module.__all__
     yield from tdfunc.func.__all__
 

@@ -15,6 +15,8 @@ from tdfunc._core.schema import Schema as Schema
 from tdfunc._core.statics import NonTensorData as NonTensorData
 
 # Operations, each also a method of the same name
+from tdfunc._ops.at import At as At
+from tdfunc._ops.at import at as at
 from tdfunc._ops.convert import clone as clone
 from tdfunc._ops.convert import contiguous as contiguous
 from tdfunc._ops.convert import detach as detach
@@ -99,6 +101,16 @@ from tdfunc._ops.reduce import quantile as quantile
 from tdfunc._ops.reduce import std as std
 from tdfunc._ops.reduce import sum as sum
 from tdfunc._ops.reduce import var as var
+from tdfunc._ops.restructure import auto_batch_size as auto_batch_size
+from tdfunc._ops.restructure import filter_empty as filter_empty
+from tdfunc._ops.restructure import filter_non_tensor as filter_non_tensor
+from tdfunc._ops.restructure import flatten_keys as flatten_keys
+from tdfunc._ops.restructure import merge as merge
+from tdfunc._ops.restructure import rename_key as rename_key
+from tdfunc._ops.restructure import rename_keys as rename_keys
+from tdfunc._ops.restructure import split_keys as split_keys
+from tdfunc._ops.restructure import unflatten_keys as unflatten_keys
+from tdfunc._ops.restructure import update_with as update_with
 from tdfunc._ops.shape import expand as expand
 from tdfunc._ops.shape import permute as permute
 from tdfunc._ops.shape import reshape as reshape
@@ -182,6 +194,8 @@ __all__ = [
     "typing",
     "Schema",
     "NonTensorData",
+    "At",
+    "at",
     "clone",
     "contiguous",
     "detach",
@@ -266,6 +280,16 @@ __all__ = [
     "softmax",
     "sort",
     "topk",
+    "auto_batch_size",
+    "filter_empty",
+    "filter_non_tensor",
+    "flatten_keys",
+    "merge",
+    "rename_key",
+    "rename_keys",
+    "split_keys",
+    "unflatten_keys",
+    "update_with",
     "expand",
     "permute",
     "reshape",

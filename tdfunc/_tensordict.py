@@ -15,6 +15,7 @@ from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, assemble_flat
 from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._ops import at as _at
 from tdfunc._ops import (
     convert,
     entries,
@@ -25,6 +26,7 @@ from tdfunc._ops import (
     order,
     pointwise,
     reduce,
+    restructure,
     shape,
     unary,
 )
@@ -56,6 +58,16 @@ class Tree(Node):
     with_batch_size = entries.with_batch_size
     with_names = entries.with_names
     with_statics = convert.with_statics
+    update_with = restructure.update_with
+    rename_key = restructure.rename_key
+    rename_keys = restructure.rename_keys
+    flatten_keys = restructure.flatten_keys
+    unflatten_keys = restructure.unflatten_keys
+    split_keys = restructure.split_keys
+    filter_empty = restructure.filter_empty
+    filter_non_tensor = restructure.filter_non_tensor
+    merge = restructure.merge
+    auto_batch_size = restructure.auto_batch_size
 
     # Leaves
     apply = leafwise.apply
@@ -68,6 +80,7 @@ class Tree(Node):
 
     # Shape
     _at_index = index.at_index  # pyright: ignore[reportAssignmentType]
+    at = property(_at.at)
     reshape = shape.reshape
     unsqueeze = shape.unsqueeze
     squeeze = shape.squeeze

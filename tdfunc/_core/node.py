@@ -38,10 +38,7 @@ __all__ = ["Node", "NodeT", "entry_at", "make", "missing"]
 
 NodeT = TypeVar("NodeT", bound="Node")
 
-_WRITE_ROWS = (
-    "td = td.apply(lambda x, v: x.index_copy(0, rows, v), values), with rows an index "
-    "tensor and values a tree of those rows, returns a new tree"
-)
+_WRITE_ROWS = "td = td.at[index].set(value)"
 
 # Names of the mutable API that people know, and what to write instead.
 PURE_SPELLINGS = {
@@ -57,14 +54,14 @@ PURE_SPELLINGS = {
     "extend": "td = tdfunc.cat([td, other])",
     "insert": "td = td.set(key, value)",
     "lock_": "nothing to do: a tree never changes",
-    "masked_fill_": "td = td.apply(lambda x: x.masked_fill(mask, value))",
+    "masked_fill_": "td = td.at[mask].set(value)",
     "memmap_": "torch.save(td, path) writes the tree",
     "pop": "value, td = td[key], td.drop(key)",
     "popitem": "value, td = td[key], td.drop(key)",
-    "rename_key_": "td = td.drop(old).set(new, td[old])",
+    "rename_key_": "td = td.rename_key(old, new)",
     "requires_grad_": "torch.func.grad differentiates without marking leaves",
     "set_": "td = td.set(key, value)",
-    "set_at_": "td = td.set(key, td[key].index_copy(0, rows, value))",
+    "set_at_": "td = td.at[index].set({key: value})",
     "setdefault": "td = td if key in td else td.set(key, value)",
     "share_memory_": "td = td.apply(lambda x: x.clone().share_memory_())",
     "unlock_": "nothing to do: every operation returns a new tree",
@@ -357,7 +354,8 @@ class Node:
             raise ImmutableError(
                 "a tree can not be changed",
                 path=as_path(key),
-                fix=f"td = td.set({key!r}, value)",
+                fix=f"td = td.set({key!r}, value); rows of it are written by "
+                f"td = td.at[index].set({{{short(as_path(key))!r}: value}})",
             )
         raise ImmutableError(
             "a tree can not be changed",

@@ -41,7 +41,17 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Path
 
-__all__ = ["STATIC", "Aligned", "Found", "Kid", "Schema", "Spliced", "Step"]
+__all__ = [
+    "STATIC",
+    "Aligned",
+    "Found",
+    "Kid",
+    "Moved",
+    "Narrowed",
+    "Schema",
+    "Spliced",
+    "Step",
+]
 
 STATIC: Final = -1
 """The kind of an entry whose value lies in the box of statics."""
@@ -92,6 +102,18 @@ class Narrowed(NamedTuple):
     schema: Schema
     slots: tuple[int, ...]  # of leaves
     sslots: tuple[int, ...]  # of statics
+
+
+class Moved(NamedTuple):
+    """A schema with entries at other paths, and where its contents come from."""
+
+    schema: Schema
+    slots: tuple[int, ...]  # for every leaf, the old one that it is
+    sslots: tuple[int, ...]  # for every static
+    clashes: tuple[Path, ...]  # paths of several entries; if any, the rest is void
+    # Old leaves [lo:hi] of an entry, its old and new path, and the old path of a node
+    # with batch dims that the root has not, into which it came.
+    entered: tuple[tuple[int, int, Path, Path, Path], ...]
 
 
 class Step(NamedTuple):
@@ -582,6 +604,57 @@ class Schema:
         known = self._remember(token, Narrowed(schema, slots, sslots))
         return self._remember(("narrowed", keys, keep), known) if keys else known
 
+    def moved(self, moves: tuple[tuple[Path, Path], ...], cls: type[Any]) -> Moved:
+        """Return the schema in which some entries are at other paths.
+
+        Entries keep the order in which a walk meets them. A node that is emptied by
+        this goes, one that was empty stays, and nodes that are missing on the way to
+        a path are made, of class `cls`. A node keeps its batch dims unless it comes
+        into a node with more.
+
+        Args:
+            moves: old and new path of entries, none of them inside another.
+            cls: the class of new nodes.
+        """
+        token = ("moved", moves, cls)
+        known = self._memo.get(token)
+        if known is None:
+            known = self._remember(token, _Move(self, dict(moves), cls).done())
+        return known
+
+    def joined(self, separator: str, whole: tuple[Path, ...], cls: type[Any]) -> Moved:
+        """Return the schema in which every path is one key, joined by `separator`.
+
+        What is in the nodes `whole` stays in them; an empty node stays a node.
+        """
+        token = ("joined", separator, whole, cls)
+        known = self._memo.get(token)
+        if known is None:
+            moves: list[tuple[Path, Path]] = []
+            closed = set(whole)
+            for path, kid, *_ in self.walk():
+                if path[:-1] in closed:
+                    closed.add(path)
+                elif not isinstance(kid, Schema) or not kid.keys or path in closed:
+                    moves.append((path, (separator.join(path),)))
+            known = self._remember(token, self.moved(tuple(moves), cls))
+        return known
+
+    def outside(self, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        """Return the paths of the ends and empty nodes that are not inside `paths`."""
+        token = ("outside", paths)
+        known = self._memo.get(token)
+        if known is None:
+            taken = set(paths)
+            left: list[Path] = []
+            for path, kid, *_ in self.walk():
+                if path in taken or path[:-1] in taken:
+                    taken.add(path)
+                elif not isinstance(kid, Schema) or not kid.keys:
+                    left.append(path)
+            known = self._remember(token, tuple(left))
+        return known
+
     def parted(
         self, chosen: tuple[bool, ...]
     ) -> tuple[tuple[Schema, tuple[int, ...]], tuple[Schema, tuple[int, ...]]]:
@@ -869,6 +942,119 @@ class _Rebuild:
         self.surplus.append(surplus)
 
 
+class _Move:
+    """The work of `Schema.moved`."""
+
+    def __init__(
+        self, schema: Schema, targets: dict[Path, Path], cls: type[Any]
+    ) -> None:
+        self.schema = schema
+        self.targets = targets
+        self.cls = cls
+        self.steps = tuple(schema.walk())
+        self.kept: dict[Path, Step] = {}  # old nodes that stay, by new path
+        # The new tree: the keys and batch dims of every node, the old node that tells
+        # its batch size, and what the ends are.
+        self.below: dict[Path, list[str]] = {(): []}
+        self.total: dict[Path, int] = {(): 0}
+        self.home: dict[Path, Path] = {(): ()}
+        self.ends: dict[Path, Step] = {}
+        self.clashes: dict[Path, None] = {}
+        self.entered: list[tuple[int, int, Path, Path, Path]] = []
+
+    def done(self) -> Moved:
+        alive = self._alive()
+        news: dict[Path, Path] = {(): ()}
+        rows: list[tuple[Step, Path]] = []
+        for step in self.steps:
+            path = step.path
+            new = self.targets.get(path) or (*news[path[:-1]], path[-1])
+            news[path] = new
+            if path in alive:
+                rows.append((step, new))
+                if isinstance(step.kid, Schema):
+                    if new in self.kept:
+                        self.clashes[new] = None
+                    self.kept[new] = step
+        for step, new in rows:
+            self._place(step, new)
+        if self.clashes:
+            return Moved(self.schema, (), (), tuple(self.clashes), ())
+        return self._built()
+
+    def _alive(self) -> set[Path]:
+        """Return the ends, and the nodes in which something stays or nothing was."""
+        alive: set[Path] = set()
+        for path, kid, *_ in reversed(self.steps):
+            if not isinstance(kid, Schema) or not kid.keys:
+                alive.add(path)
+            if path in alive and path not in self.targets:
+                alive.add(path[:-1])
+        return alive
+
+    def _place(self, step: Step, new: Path) -> None:
+        way: list[Path] = []
+        base = above = new[:-1]
+        while base not in self.below and base not in self.ends:
+            way.append(base)
+            base = base[:-1]
+        is_node = isinstance(step.kid, Schema)
+        if base in self.ends or new in self.ends or (not is_node and new in self.below):
+            self.clashes[new] = None
+            return
+        for path in reversed(way):
+            self._open(path)
+        if is_node:
+            self._open(new)
+        else:
+            self.below[above].append(new[-1])
+            self.ends[new] = step
+        home = self.home[above]
+        if step.path in self.targets and self.total[above] and home != step.path[:-1]:
+            hi = step.lo + _leaves_of(step.kid)
+            self.entered.append((step.lo, hi, step.path, new, home))
+
+    def _open(self, path: Path) -> None:
+        if path in self.below:
+            return
+        above = path[:-1]
+        self.below[above].append(path[-1])
+        self.below[path] = []
+        old = self.kept.get(path)
+        self.total[path] = max(self.total[above], old.surplus if old else 0)
+        self.home[path] = old.path if old else self.home[above]
+
+    def _built(self) -> Moved:
+        flat: list[tuple[int, str, int, type[Any] | None]] = []
+        stack: list[tuple[Path, Iterator[str]]] = [((), iter(self.below[()]))]
+        while stack:
+            above, keys = stack[-1]
+            for key in keys:
+                path = (*above, key)
+                end = self.ends.get(path)
+                if end is None:
+                    own = self.total[path] - self.total[above]
+                    old = self.kept.get(path)
+                    cls = cast("Schema", old.kid).cls if old else self.cls
+                    flat.append((len(stack), key, own, cls))
+                    stack.append((path, iter(self.below[path])))
+                    break
+                kind = cast("int", end.kid)
+                if kind != STATIC:
+                    kind = max(0, kind + end.surplus - self.total[above])
+                flat.append((len(stack), key, kind, None))
+            else:
+                stack.pop()
+        schema = schema_from_entries(self.schema.cls, flat)
+        slots, sslots = [0] * schema.n, [0] * schema.m
+        for path, kid, lo, slo, _ in schema.walk():
+            if kid == STATIC:
+                sslots[slo] = self.ends[path].slo
+            elif not isinstance(kid, Schema):
+                slots[lo] = self.ends[path].lo
+        return Moved(schema, tuple(slots), tuple(sslots), (), tuple(self.entered))
+
+
 def schema_from_entries(
     cls: type[Any], entries: Sequence[tuple[int, str, int, type[Any] | None]]
 ) -> Schema:
@@ -1003,14 +1189,17 @@ register_trace_constant(
         "grafted",
         "home",
         "inferred",
+        "joined",
         "leaf_kids",
         "leaf_names",
         "listed",
         "matches",
+        "moved",
         "names",
         "narrowed",
         "narrowed_before",
         "node_keys",
+        "outside",
         "parted",
         "paths",
         "ranks",

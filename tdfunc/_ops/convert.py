@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core.batch import as_constants, as_device, as_names, as_size
+from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, carried_size, make
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc._ops import restructure
 from tdfunc.errors import InvalidLeafError, OptionError
 
 if TYPE_CHECKING:
@@ -231,14 +232,6 @@ def from_dict(
             f"auto_batch_size={auto_batch_size!r}, batch_dims={batch_dims!r}",
             fix="leave batch_size out to have it inferred",
         )
-    if batch_dims is not None and (
-        not isinstance(batch_dims, int)
-        or isinstance(batch_dims, bool)
-        or batch_dims < 0
-    ):
-        raise OptionError(
-            "batch_dims is no number of dims", expected="an int >= 0", got=batch_dims
-        )
     if not isinstance(entries, (Mapping, Node)):
         raise InvalidLeafError(
             "a tree is made of a mapping",
@@ -251,19 +244,9 @@ def from_dict(
     part = assemble(entries, size, Node._plain, device=as_device(device))
     td: Any = make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]
     if infer:
-        td = _inferred(td, batch_dims)
+        td = restructure.auto_batch_size(td, batch_dims)
     if names is not None:
         size = td.batch_size
         given = as_names(names, len(size))
         td = make(td._schema, td._leaves, td._statics, size, given)
     return td
-
-
-def _inferred(td: Any, batch_dims: int | None) -> Any:
-    most = max([x.dim() for x in td._leaves], default=0)
-    schema, dims = td._schema.inferred(
-        as_constants([x.shape for x in td._leaves]),
-        most if batch_dims is None else batch_dims,
-    )
-    size = td._leaves[0].shape[:dims] if td._leaves else torch.Size()
-    return make(schema, td._leaves, td._statics, size, td._names)

@@ -7,7 +7,7 @@ any other object, which becomes a static.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +27,17 @@ from tdfunc._core.node import (
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
-from tdfunc.errors import OperandError, OptionError, StructureError
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    OptionError,
+    StructureError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tdfunc._core.schema import Narrowed
+    from tdfunc._core.schema import Moved, Narrowed
     from tdfunc.typing import DimNames, Entries, Path, Size
 
 __all__ = [
@@ -111,7 +116,13 @@ def graft(td: NodeT, path: Path, part: Part) -> NodeT:
     return make(where.schema, leaves, statics, td.batch_size, td._names)
 
 
-def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> NodeT:
+def update(
+    td: NodeT,
+    other: Entries | Node | None = None,
+    *,
+    only: Iterable[str | Path] | None = None,
+    **entries: Any,
+) -> NodeT:
     """Return the tree with the entries of `other` set; nested nodes are merged.
 
     A mapping or tree in `other` is merged into the node at its key; anything else
@@ -121,22 +132,34 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
     Args:
         td: the tree.
         other: a mapping (nested as deep as you like) or a tree.
-        entries: more entries; they win over those of `other`.
+        only: keys and paths of the entries to take, None to take all.
+        entries: more entries; they win over those of `other`. An entry of the name
+            `only` has to come in a mapping.
 
     Raises:
         BatchSizeError: a value does not start with the batch size.
         InvalidKeyError: a key is not a non-empty string.
+        MissingKeyError: an entry of `only` is neither in `other` nor in `entries`.
         OperandError: `other` is neither a mapping nor a tree.
         OptionError: an entry is given by keyword under the name of an option that
-            the peer's `update` has.
+            the peer's `update` has, or `only` is no collection of keys.
 
     Examples:
         >>> from tdfunc import TensorDict
         >>> td = TensorDict({"n": {"a": 1}})
         >>> td.update({"n": {"b": 2}}, c=3).keys(True)
         ('n', ('n', 'a'), ('n', 'b'), 'c')
+        >>> td.update({"n": {"b": 2}, "c": 3}, only=["c"]).keys(True)
+        ('n', ('n', 'a'), 'c')
     """
-    options = entries.keys() & _PEER_OPTIONS
+    if only is not None:
+        sources = _picked((other, entries), as_paths(only, "only"))
+        return _updated(td, sources[0], sources[1])
+    return _updated(td, other, entries)
+
+
+def _updated(td: NodeT, other: Entries | Node | None, entries: dict[str, Any]) -> NodeT:
+    options = entries.keys() & _PEER_OPTIONS if entries else None
     if options:
         raise OptionError(
             "update takes no options, and these names are more likely options than "
@@ -155,6 +178,82 @@ def update(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> No
             )
         td = _merged(td, source)
     return td
+
+
+def as_paths(keys: Any, name: str) -> tuple[Path, ...]:
+    """Return a collection of keys and paths as paths, each once.
+
+    Raises:
+        InvalidKeyError: one of them is not a key or path.
+        OptionError: it is one key, or no collection.
+    """
+    if isinstance(keys, (str, Node)) or not isinstance(keys, Iterable):
+        raise OptionError(
+            f"{name} is no collection of keys",
+            expected="a list, tuple or set of keys and paths",
+            got=repr(keys) if isinstance(keys, str) else type(keys).__name__,
+            fix=f"[{keys!r}]" if isinstance(keys, str) else None,
+        )
+    return tuple(dict.fromkeys([as_path(key) for key in keys]))
+
+
+def _picked(sources: tuple[Any, ...], paths: tuple[Path, ...]) -> list[Any]:
+    """Return what the sources of an update hold at some paths.
+
+    Raises:
+        MissingKeyError: no source has an entry at one of the paths.
+    """
+    missed = [_missed(source, paths) for source in sources if source is not None]
+    for path in paths:
+        if all([path in left for left in missed]):
+            raise MissingKeyError(
+                "an entry to update is in none of the sources",
+                path=path,
+                fix="leave it out of only=, or give its value",
+            )
+    return [_picked_from(source, paths) for source in sources]
+
+
+def _missed(source: Any, paths: tuple[Path, ...]) -> list[Path]:
+    missed: list[Path] = []
+    for path in paths:
+        level = source
+        for key in path:
+            is_level = isinstance(level, (Mapping, Node))
+            if not is_level or key not in level:
+                missed.append(path)
+                break
+            level = level[key]
+    return missed
+
+
+def _picked_from(source: Any, paths: tuple[Path, ...]) -> Any:
+    """Return the part of a mapping or tree at some paths, ignoring missing ones."""
+    if isinstance(source, Node):
+        return select(source, *paths, strict=False)
+    if not isinstance(source, Mapping):
+        return source  # None, or something that `update` refuses
+    root: dict[str, Any] = {}
+    pending: list[tuple[Any, dict[str, Any], tuple[Path, ...]]] = [
+        (source, root, paths)
+    ]
+    while pending:
+        level, out, wanted = pending.pop()
+        groups: dict[str, list[Path]] = {}
+        for path in wanted:
+            groups.setdefault(path[0], []).append(path[1:])
+        for key, rests in groups.items():
+            if key not in level:
+                continue
+            value = level[key]
+            if () in rests:
+                out[key] = value
+            elif isinstance(value, Node):
+                out[key] = select(value, *rests, strict=False)
+            elif isinstance(value, Mapping):
+                out[key] = {}
+                pending.append((value, out[key], tuple(rests)))
+    return root
 
 
 def _merged(td: NodeT, other: Entries | Node) -> NodeT:
@@ -280,7 +379,7 @@ def replace(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> N
     for source in (other, entries):
         if isinstance(source, (Mapping, Node)):
             _check_known(td, source)
-    return update(td, other, **entries)
+    return _updated(td, other, entries)
 
 
 def _check_known(td: Node, source: Entries | Node) -> None:
@@ -317,11 +416,12 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
         >>> TensorDict({"a": 1, "b": 2}).drop("a").keys()
         ('b',)
     """
+    size = td.batch_size
     paths = tuple([as_path(key) for key in keys])
     for path in paths:
         if td._schema.find(path) is None:
             raise missing(td, path, "td.exclude(...) ignores what is not there")
-    return _narrow(td, td._schema.narrowed(paths, keep=False))
+    return rearranged(td, size, td._schema.narrowed(paths, keep=False))
 
 
 def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
@@ -340,6 +440,7 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
         >>> TensorDict({"n": {"a": 1, "b": 2}, "c": 3}).select(("n", "b")).keys(True)
         ('n', ('n', 'b'))
     """
+    size = td.batch_size
     plan = td._schema.narrowed_before(keys, keep=True)
     if plan is None:
         paths: list[Path] = []
@@ -351,10 +452,10 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
                 raise missing(td, path)
         found = keys if len(paths) == len(keys) else ()
         plan = td._schema.narrowed(tuple(paths), keep=True, keys=found)
-    return _narrow(td, plan)
+    return rearranged(td, size, plan)
 
 
-def exclude(td: NodeT, *keys: str | Path) -> NodeT:
+def exclude(td: NodeT, *keys: str | Path, strict: bool = False) -> NodeT:
     """Return the tree without some entries; those that are not there are ignored.
 
     A node stays, empty, when all of its entries are excluded.
@@ -362,28 +463,38 @@ def exclude(td: NodeT, *keys: str | Path) -> NodeT:
     Args:
         td: the tree.
         keys: keys or paths.
+        strict: raise for an entry that is not there, as `drop` does.
+
+    Raises:
+        MissingKeyError: `strict` and an entry is not in the tree.
 
     Examples:
         >>> from tdfunc import TensorDict
         >>> TensorDict({"n": {"a": 1}, "c": 3}).exclude(("n", "a"), "zzz").keys(True)
         ('n', 'c')
     """
+    size = td.batch_size
     schema = td._schema
     plan = schema.narrowed_before(keys, keep=False)
     if plan is None:
         paths = [as_path(key) for key in keys]
         here = tuple([path for path in paths if schema.find(path) is not None])
+        if strict and len(here) != len(keys):
+            raise missing(td, next(path for path in paths if path not in here))
         found = keys if len(here) == len(keys) else ()
         plan = schema.narrowed(here, keep=False, keys=found)
-    return _narrow(td, plan)
+    return rearranged(td, size, plan)
 
 
-def _narrow(td: NodeT, plan: Narrowed) -> NodeT:
-    size = td.batch_size
-    schema, slots, sslots = plan
+def rearranged(td: NodeT, size: torch.Size, plan: Narrowed | Moved) -> NodeT:
+    """Return the tree of the entries that a plan of its schema takes.
+
+    `size` is the batch size, read before the schema that made the plan.
+    """
+    schema, slots, sslots = plan[:3]
     leaves = tuple([td._leaves[slot] for slot in slots])
     statics = td._statics
-    if len(sslots) != statics.count:
+    if sslots != tuple(range(statics.count)):
         statics = gather_statics([(statics, slot) for slot in sslots])
     return make(schema, leaves, statics, size, td._names)
 

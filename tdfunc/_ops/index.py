@@ -58,31 +58,49 @@ def at_index(td: NodeT, index: Index) -> NodeT:
     if isinstance(index, slice) and size:
         plan: Any = (index,)
     else:
-        plan = _normal(td, index)
+        plan = as_plan(td, index)
     if schema.n:
         single = plan[0] if len(plan) == 1 else plan
         try:
             if td._leaves[0].numel() == 0:
                 # torch does not look at what indexes an empty tensor.
-                torch.empty(()).expand(size)[plan]
+                size_at_plan(size, plan)
             leaves = tuple([leaf[single] for leaf in td._leaves])
         except IndexError as error:
-            raise _bad(td, index, error) from error
+            raise bad_index(td, index, error) from error
         new = leaves[0].shape[: leaves[0].dim() - schema.ranks()[0]]
     else:
         leaves = ()
         try:
-            new = torch.empty(()).expand(size)[plan].shape
+            new = size_at_plan(size, plan)
         except IndexError as error:
-            raise _bad(td, index, error) from error
-    names = _names(td, plan, len(new)) if td._names is not None else None
+            raise bad_index(td, index, error) from error
+    names = names_at_plan(td, plan, len(new)) if td._names is not None else None
     return make(schema, leaves, td._statics, new, names)
 
 
-def _normal(td: Node, index: Any) -> Any:
+def size_at_plan(size: torch.Size, plan: tuple[Any, ...]) -> torch.Size:
+    """Return the batch size after indexing, as torch finds it.
+
+    Raises:
+        IndexError: torch refuses the index.
+    """
+    device = next((i.device for i in plan if isinstance(i, torch.Tensor)), None)
+    return torch.empty((), device=device).expand(size)[plan].shape
+
+
+def as_plan(td: Node, index: Any, *, in_range: bool = True) -> tuple[Any, ...]:
     """Return `index` as a tuple without Ellipsis that reaches batch dims only.
 
     Sequences and masks become index tensors once, not once for every leaf.
+
+    Args:
+        td: the tree.
+        index: what a user wrote.
+        in_range: raise for ints that are out of range.
+
+    Raises:
+        TreeIndexError: the index does not fit the batch size.
     """
     size = td.batch_size
     items: list[Any] = list(index) if isinstance(index, tuple) else [index]
@@ -113,10 +131,12 @@ def _normal(td: Node, index: Any) -> Any:
         )
     if ellipsis >= 0:
         converted[ellipsis : ellipsis + 1] = [slice(None)] * (dims - used)
-    return _without_masks(td, converted, index)
+    return _without_masks(td, converted, index, in_range=in_range)
 
 
-def _without_masks(td: Node, items: list[Any], index: Any) -> tuple[Any, ...]:
+def _without_masks(
+    td: Node, items: list[Any], index: Any, *, in_range: bool
+) -> tuple[Any, ...]:
     size = td.batch_size
     out: list[Any] = []
     at = 0
@@ -139,7 +159,7 @@ def _without_masks(td: Node, items: list[Any], index: Any) -> tuple[Any, ...]:
             else:
                 out.append(mask)
             continue
-        is_row = isinstance(item, int) and not isinstance(item, bool)
+        is_row = in_range and isinstance(item, int) and not isinstance(item, bool)
         if is_row and not -size[at] <= item < size[at]:
             raise _out_of_range(td, item, at)
         at += _dims_of(item)
@@ -183,8 +203,8 @@ def _dims_of(item: Any) -> int:
     return 1
 
 
-def _names(td: Node, plan: tuple[Any, ...], dims: int) -> Any:
-    """Return the dim names after indexing.
+def names_at_plan(td: Node, plan: tuple[Any, ...], dims: int) -> Any:
+    """Return the dim names after indexing with `dims` dims left.
 
     Ints (and index tensors without dims) take their dim away first. A slice keeps the
     name of its dim, None makes an unnamed one. What the remaining index tensors make
@@ -247,7 +267,8 @@ def _out_of_range(td: Node, index: Any, dim: int) -> TreeIndexError:
     )
 
 
-def _bad(td: Node, index: Any, error: Exception) -> TreeIndexError:
+def bad_index(td: Node, index: Any, error: Exception) -> TreeIndexError:
+    """Return the error for an index that torch refuses."""
     return TreeIndexError(
         f"the index does not fit the batch: {error}",
         expected=f"an index of batch_size={list(td.batch_size)}",

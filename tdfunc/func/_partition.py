@@ -9,10 +9,10 @@ import torch
 
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, NodeT, make, missing
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.schema import STATIC
 from tdfunc._core.statics import NO_STATICS
-from tdfunc._ops.entries import update
-from tdfunc.errors import OptionError, ShapeError, StructureError, show_path
+from tdfunc._ops.restructure import merge
+from tdfunc.errors import OptionError, StructureError, show_path
 
 if TYPE_CHECKING:
     from tdfunc.typing import Path
@@ -28,6 +28,9 @@ _KINDS: dict[str, Callable[[torch.dtype], bool]] = {
     ),
     "bool": lambda dtype: dtype == torch.bool,
 }
+
+# The way back, by the name under which JAX users look for it.
+combine = merge
 
 Predicate: TypeAlias = (
     Callable[[Any, torch.Tensor], bool] | torch.dtype | str | Mapping[Any, Any] | Node
@@ -75,66 +78,6 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
         make(left, first, NO_STATICS, size, td._names),
         make(right, second, td._statics, size, td._names),
     )
-
-
-def combine(first: NodeT, *others: NodeT) -> NodeT:
-    """Return the tree with the entries of several trees that share none.
-
-    Args:
-        first: a tree.
-        others: trees; nested nodes that several have are merged.
-
-    Returns:
-        A tree of the class of the first. Its batch size is that of the trees with
-        leaves: inside `vmap`, a tree of statics knows nothing of the mapped dim.
-
-    Raises:
-        ShapeError: the batch sizes differ.
-        StructureError: two trees have the same entry; all such are listed.
-
-    Examples:
-        >>> import torch
-        >>> import tdfunc
-        >>> a, b = tdfunc.TensorDict({"x": 1}), tdfunc.TensorDict({"y": 2})
-        >>> tdfunc.combine(a, b).keys()
-        ('x', 'y')
-    """
-    trees = (first, *others)
-    sized = [tree for tree in trees if tree._schema.n] or [first]
-    size = sized[0].batch_size
-    for tree in sized[1:]:
-        if tree.batch_size != size:
-            raise ShapeError(
-                "the trees have other batch sizes",
-                expected=list(size),
-                got=list(tree.batch_size),
-            )
-    names = next((tree._names for tree in sized if tree._names is not None), None)
-    whole: Any = make(first._schema, first._leaves, first._statics, size, names)
-    for tree in others:
-        clashes = _clashes(whole._schema, tree._schema)
-        if clashes:
-            raise StructureError(
-                "the trees share entries",
-                expected="trees without common entries",
-                got=", ".join(map(show_path, clashes)),
-                fix="a.update(b) lets the second win",
-            )
-        same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
-        whole = update(whole, same)
-    return whole
-
-
-def _clashes(left: Schema, right: Schema) -> list[Path]:
-    out: list[Path] = []
-    for path, kid, *_ in right.walk():
-        found = left.find(path)
-        if found is not None:
-            if not (isinstance(kid, Schema) and isinstance(found.kid, Schema)):
-                out.append(path)
-        elif left.blocked(path) == path[:-1]:
-            out.append(path)
-    return out
 
 
 def _decided(td: Node, predicate: Any) -> list[bool]:

@@ -415,3 +415,59 @@ def test_no_operation_on_entries_changes_its_tree(case: Case) -> None:
     assert fingerprint(tensors) == before
     assert td.keys(True) == keys
     assert td.batch_size == Size(case.batch)
+
+
+# only
+
+
+def test_update_takes_only_what_is_asked_for() -> None:
+    td = TensorDict({"a": ramp(2), "n": {"b": ramp(2), "s": "old"}}, 2)
+    new = {"a": -ramp(2), "n": {"b": -ramp(2), "s": "new", "c": ramp(2)}, "d": ramp(2)}
+    for other in (new, TensorDict(new, 2), {**new, "n": TensorDict(new["n"], 2)}):
+        out = td.update(other, only=["d", ("n", "s"), ("n", "c")])
+        assert out.keys(True) == ("a", "n", *(("n", k) for k in "bsc"), "d")
+        assert out["a"] is td["a"]
+        assert out["n", "b"] is td["n", "b"]
+        assert out["n", "s"] == "new"
+        assert td.update(other, only=["n", ("n", "b")])["n", "b"] is new["n"]["b"]
+        assert td.update(other, only=[]).equal(td)
+    assert td.update({"a": ramp(2)}, only={"d"}, d=ramp(2)).keys() == ("a", "n", "d")
+    assert td.update({"only": ramp(2)}).keys() == ("a", "n", "only")
+    with_only = td.update({"only": ramp(2)})
+    assert with_only.replace(only=-ramp(2))["only"][1] == -1
+
+
+def test_only_keeps_the_batch_dims_of_nodes() -> None:
+    wide = TensorDict({"o": ramp(2, 3), "r": ramp(2, 3)}, (2, 3))
+    for other in ({"w": wide}, TensorDict({"w": wide}, 2)):
+        out = TensorDict({}, 2).update(other, only=[("w", "r")])
+        assert out["w"].batch_size == Size((2, 3))
+        assert out["w"].keys() == ("r",)
+
+
+@pytest.mark.parametrize(
+    ("only", "kind", "parts"),
+    [
+        (["zzz"], MissingKeyError, ["td['zzz']", "none of the sources"]),
+        ([("a", "b")], MissingKeyError, ["td['a', 'b']"]),
+        ("a", OptionError, ["only", "'a'", "['a']"]),
+        (3, OptionError, ["only", "int"]),
+        ([3], InvalidKeyError, ["3"]),
+    ],
+)
+def test_only_that_can_not_be_taken_raises(
+    only: Any, kind: type[Exception], parts: list[str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        TensorDict({}).update({"a": 1}, only=only)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_strict_exclude_raises_for_what_is_missing() -> None:
+    td = TensorDict({"a": 1, "b": 2})
+    assert td.exclude("a", "zzz").keys() == ("b",)
+    assert td.exclude("a", strict=True).keys() == ("b",)
+    for _ in range(2):  # the plan of the lenient call is remembered
+        with pytest.raises(MissingKeyError, match="'zzz'"):
+            td.exclude("a", "zzz", strict=True)

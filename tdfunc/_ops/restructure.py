@@ -1,0 +1,493 @@
+"""Operations on the structure: other paths for the same leaves.
+
+Nothing is copied: each returns trees that share the leaves of `td`. A tree keeps its
+entries in the order in which a walk over the old one meets them, parents before
+children. A node that is emptied by moving its entries away goes; one that was empty
+before is an entry like any other and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core.batch import as_constants, as_names, misfit
+from tdfunc._core.keys import as_path, short
+from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
+from tdfunc._core.schema import Schema
+from tdfunc._ops.entries import as_paths, rearranged, select, set, update
+from tdfunc.errors import (
+    InvalidKeyError,
+    InvalidLeafError,
+    OperandError,
+    OptionError,
+    ShapeError,
+    StructureError,
+    show_path,
+)
+from tdfunc.typing import MISSING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tdfunc._core.schema import Moved
+    from tdfunc.typing import Path
+
+__all__ = [
+    "auto_batch_size",
+    "filter_empty",
+    "filter_non_tensor",
+    "flatten_keys",
+    "merge",
+    "rename_key",
+    "rename_keys",
+    "split_keys",
+    "unflatten_keys",
+    "update_with",
+]
+
+
+def rename_key(td: NodeT, old: str | Path, new: str | Path) -> NodeT:
+    """Return the tree with one entry under another key or path.
+
+    ``td.rename_keys({old: new})``, with its rules.
+
+    Args:
+        td: the tree.
+        old: a key or path; a node goes with everything in it.
+        new: a key or path that is free.
+
+    Raises:
+        MissingKeyError: there is no entry `old`.
+        StructureError: there is an entry `new`.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"a": 1, "b": 2}).rename_key("a", ("n", "a")).keys(True)
+        ('n', ('n', 'a'), 'b')
+    """
+    return rename_keys(td, {old: new})
+
+
+def rename_keys(
+    td: NodeT, mapping: Mapping[Any, str | Path], *, strict: bool = True
+) -> NodeT:
+    """Return the tree with several entries under other keys or paths.
+
+    All sources are read before anything is placed, so that entries can be swapped and
+    names handed on in a chain. Missing nodes on the way of a new path are made.
+
+    Args:
+        td: the tree.
+        mapping: new key or path by old key or path.
+        strict: raise for an entry that is not there; False ignores it.
+
+    Returns:
+        A new tree that shares every leaf. A renamed node keeps its batch dims, unless
+        it comes into a node with more.
+
+    Raises:
+        BatchSizeError: an entry comes into a nested node with more batch dims, and
+            does not start with them.
+        InvalidKeyError: a key is no key or path.
+        MissingKeyError: `strict` and an entry is not in the tree.
+        OperandError: `mapping` is no mapping.
+        StructureError: an entry is named twice, or with a node that it is in; two get
+            the same path or one inside the other; or a new path is taken.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": 1, "b": 2, "c": 3})
+        >>> new = td.rename_keys({"a": "b", "b": "a", "c": ("n", "c")})
+        >>> new["a"], new["n", "c"]
+        (tensor(2), tensor(3))
+    """
+    size = td.batch_size
+    if not isinstance(mapping, Mapping):
+        raise OperandError(
+            "entries are renamed by a mapping",
+            expected="a mapping of old to new keys",
+            got=type(mapping).__name__,
+            fix="td.rename_key(old, new) renames one entry",
+        )
+    moves = [(as_path(old), as_path(new)) for old, new in mapping.items()]
+    _check_apart([old for old, _ in moves], "the entries to rename are not apart")
+    present = [move for move in moves if td._schema.find(move[0]) is not None]
+    if strict and len(present) < len(moves):
+        old = next(move[0] for move in moves if move not in present)
+        raise missing(td, old, "strict=False ignores what is not there")
+    _check_apart([new for _, new in present], "the new paths are not apart")
+    return _moved(td, size, td._schema.moved(tuple(present), td._plain))
+
+
+def _check_apart(paths: list[Path], what: str) -> None:
+    """Raise if a path comes twice or leads to something inside another."""
+    count = {path: paths.count(path) for path in paths}
+    bad = [path for path, times in count.items() if times > 1]
+    bad += [
+        path for path in count if any([path[:n] in count for n in range(1, len(path))])
+    ]
+    if bad:
+        raise StructureError(
+            what,
+            expected="paths of which none is another or inside another",
+            got=", ".join(map(show_path, bad)),
+        )
+
+
+def _moved(td: NodeT, size: torch.Size, plan: Moved) -> NodeT:
+    if plan.clashes:
+        raise StructureError(
+            "several entries would have the same path",
+            got=", ".join(map(show_path, plan.clashes)),
+            fix="td.drop(*keys) leaves out what is in the way",
+        )
+    paths = td._schema.paths()
+    for lo, hi, old, new, home in plan.entered:
+        room = size_at(td, home)
+        for path, leaf in zip(paths[lo:hi], td._leaves[lo:hi], strict=True):
+            if leaf.shape[: len(room)] != room:
+                raise misfit((*new, *path[len(old) :]), leaf.shape, room)
+    return rearranged(td, size, plan)
+
+
+def flatten_keys(
+    td: NodeT,
+    separator: str = ".",
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> NodeT:
+    """Return the tree of one level: every path is one key, joined by `separator`.
+
+    ``td.flatten_keys().unflatten_keys()`` has the entries of `td` if no key holds the
+    separator. Statics are flattened as tensors are, and so are empty nodes, which
+    stay nodes. What a nested node had besides its entries is lost: its class, and
+    batch dims that its parent has not.
+
+    Args:
+        td: the tree.
+        separator: what to put between keys.
+        is_leaf: a function of a nested node; where it returns True the node stays
+            whole, under its joined path. None opens every node.
+
+    Raises:
+        OptionError: `separator` is not a non-empty string.
+        StructureError: two paths give the same key; all such are listed.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"n": {"a": 1, "m": {"b": 2}}, "c": 3})
+        >>> td.flatten_keys().keys()
+        ('n.a', 'n.m.b', 'c')
+    """
+    _check_separator(separator)
+    size = td.batch_size
+    whole: list[Path] = []
+    if is_leaf is not None:
+        closed: dict[Path, bool] = {(): False}
+        for step in td._schema.listed(True, False, False):  # noqa: FBT003
+            if isinstance(step.kid, Schema):
+                path = step.path
+                inside = closed[path[:-1]]
+                closed[path] = inside or bool(is_leaf(entry_at(td, path)))
+                if closed[path] and not inside:
+                    whole.append(path)
+    return _moved(td, size, td._schema.joined(separator, tuple(whole), td._plain))
+
+
+def unflatten_keys(td: NodeT, separator: str = ".") -> NodeT:
+    """Return the tree in which a key that holds `separator` is a path.
+
+    Acts on the keys of the root; those of nested nodes are left alone. A node that is
+    on the way of several keys, or there already, gets the entries of all of them.
+
+    Args:
+        td: the tree.
+        separator: what stands between keys.
+
+    Raises:
+        BatchSizeError: an entry comes into a nested node with more batch dims, and
+            does not start with them.
+        InvalidKeyError: a key has nothing before, after or between separators; all
+            such are listed.
+        OptionError: `separator` is not a non-empty string.
+        StructureError: two keys give the same path, or one that goes on below a leaf;
+            all such are listed.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"n.a": 1, "c": 3, "n.m.b": 2}).unflatten_keys().keys(True)
+        ('n', ('n', 'a'), ('n', 'm'), ('n', 'm', 'b'), 'c')
+    """
+    _check_separator(separator)
+    size = td.batch_size
+    keys = [key for key in td._schema.keys if separator in key]
+    moves = tuple([((key,), tuple(key.split(separator))) for key in keys])
+    bad = [key for (key,), path in moves if not all(path)]
+    if bad:
+        raise InvalidKeyError(
+            "keys give a path with an empty key",
+            expected=f"something between, before and after {separator!r}",
+            got=", ".join(map(repr, bad)),
+            fix="td.rename_key(old, new) gives them other names",
+        )
+    return _moved(td, size, td._schema.moved(moves, td._plain))
+
+
+def _check_separator(separator: Any) -> None:
+    if not isinstance(separator, str) or not separator:
+        raise OptionError(
+            "this can not separate keys",
+            expected="a non-empty string",
+            got=repr(separator),
+        )
+
+
+def split_keys(
+    td: NodeT,
+    *key_sets: Iterable[str | Path],
+    default: Any = MISSING,
+    strict: bool = True,
+) -> tuple[NodeT, ...]:
+    """Return a tree for every set of keys, and the tree of what no set has.
+
+    ``merge(*td.split_keys(*key_sets))`` has the entries of `td`.
+
+    Args:
+        td: the tree.
+        key_sets: lists, tuples or sets of keys and paths. A node comes with
+            everything in it, and a set may be empty.
+        default: the value of an entry that is not there, anything that `set` takes.
+        strict: without `default`, raise for an entry that is not there; False leaves
+            it out.
+
+    Returns:
+        As many trees as sets, and one more. That last one has no node that was
+        emptied by this; nodes that were empty before are entries.
+
+    Raises:
+        InvalidKeyError: a key is no key or path.
+        MissingKeyError: `strict`, no `default`, and an entry is not in the tree.
+        OptionError: a set is a single key, or no collection.
+        StructureError: an entry is in two sets, or in one together with the node that
+            it is in; all such are listed.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": 1, "n": {"b": 2, "c": 3}})
+        >>> [t.keys(True) for t in td.split_keys(["a"], [("n", "b")])]
+        [('a',), ('n', ('n', 'b')), ('n', ('n', 'c'))]
+    """
+    size = td.batch_size
+    sets = [as_paths(keys, f"key set {i}") for i, keys in enumerate(key_sets)]
+    every = [path for paths in sets for path in paths]
+    _check_apart(every, "the key sets are not apart")
+    parts: list[NodeT] = []
+    for paths in sets:
+        part = select(td, *paths, strict=strict and default is MISSING)
+        if default is not MISSING:
+            for path in paths:
+                if path not in part:
+                    part = set(part, path, default)
+        parts.append(part)
+    rest = td._schema.outside(tuple(every))
+    return (*parts, rearranged(td, size, td._schema.narrowed(rest, keep=True)))
+
+
+def filter_empty(td: NodeT) -> NodeT:
+    """Return the tree without nodes that hold nothing but such nodes.
+
+    A static is something. The root stays, empty or not.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"a": 1, "n": {"m": {}}, "s": {"t": "x"}}).filter_empty().keys()
+        ('a', 's')
+    """
+    size = td.batch_size
+    schema = td._schema
+    held = (*schema.paths(), *schema.static_paths())
+    return rearranged(td, size, schema.narrowed(held, keep=True))
+
+
+def filter_non_tensor(td: NodeT) -> NodeT:
+    """Return the tree without its statics: only tensors, and all nodes, stay.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": 1, "s": "x", "n": {"t": None}})
+        >>> td.filter_non_tensor().keys(True)
+        ('a', 'n')
+    """
+    size = td.batch_size
+    schema = td._schema
+    return rearranged(td, size, schema.narrowed(schema.static_paths(), keep=False))
+
+
+def auto_batch_size(td: NodeT, batch_dims: int | None = None) -> NodeT:
+    """Return the same leaves read with the longest batch size that they share.
+
+    So does each nested node, which can get more dims than its parent. A leaf without
+    dims makes the batch size of all nodes above it ``[]``; statics do not count, and
+    a tree without leaves has ``[]``. Names of dims that stay are kept.
+
+    Args:
+        td: the tree.
+        batch_dims: at most this many dims in every node, None for all.
+
+    Raises:
+        InvalidLeafError: a leaf is no tensor.
+        OptionError: `batch_dims` is not an int >= 0.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 5)}})
+        >>> td.auto_batch_size().batch_size, td.auto_batch_size()["n"].batch_size
+        (torch.Size([3]), torch.Size([3, 5]))
+    """
+    is_int = isinstance(batch_dims, int) and not isinstance(batch_dims, bool)
+    if batch_dims is not None and (not is_int or batch_dims < 0):
+        raise OptionError(
+            "batch_dims is no number of dims", expected="an int >= 0", got=batch_dims
+        )
+    names = td.names
+    schema, leaves = td._schema, td._leaves
+    for path, leaf in zip(schema.paths(), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise InvalidLeafError(
+                "only tensors say what they share",
+                path=path,
+                expected="a tensor",
+                got=type(leaf).__name__,
+            )
+    shapes: list[Any] = [leaf.shape for leaf in leaves]
+    most = max(map(len, shapes), default=0) if batch_dims is None else batch_dims
+    found: Any = as_constants(shapes)
+    schema, dims = schema.inferred(found, most)
+    size = shapes[0][:dims] if shapes else torch.Size()
+    if names is not None:
+        names = as_names((*names[:dims], *(None,) * (dims - len(names))), dims)
+    return make(schema, leaves, td._statics, size, names)
+
+
+def merge(first: NodeT, *others: NodeT) -> NodeT:
+    """Return the tree with the entries of several trees that share none.
+
+    Args:
+        first: a tree.
+        others: trees; nested nodes that several have are merged.
+
+    Returns:
+        A tree of the class of the first. Its batch size is that of the trees with
+        leaves: inside `vmap`, a tree of statics knows nothing of the mapped dim.
+
+    Raises:
+        OperandError: one of them is no tree.
+        ShapeError: the batch sizes differ.
+        StructureError: two trees have the same entry; all such are listed.
+
+    Examples:
+        >>> import torch
+        >>> import tdfunc
+        >>> a, b = tdfunc.TensorDict({"x": 1}), tdfunc.TensorDict({"y": 2})
+        >>> tdfunc.merge(a, b).keys()
+        ('x', 'y')
+    """
+    trees = (first, *others)
+    for tree in others:
+        if not isinstance(tree, Node):
+            raise OperandError(
+                "only trees can be merged",
+                expected="a tree",
+                got=type(tree).__name__,
+                fix="td.update(other) takes a mapping",
+            )
+    sized = [tree for tree in trees if tree._schema.n] or [first]
+    size = sized[0].batch_size
+    for tree in sized[1:]:
+        if tree.batch_size != size:
+            raise ShapeError(
+                "the trees have other batch sizes",
+                expected=list(size),
+                got=list(tree.batch_size),
+            )
+    names = next((tree._names for tree in sized if tree._names is not None), None)
+    whole: Any = make(first._schema, first._leaves, first._statics, size, names)
+    for tree in others:
+        clashes = _clashes(whole._schema, tree._schema)
+        if clashes:
+            raise StructureError(
+                "the trees share entries",
+                expected="trees without common entries",
+                got=", ".join(map(show_path, clashes)),
+                fix="a.update(b) lets the second win",
+            )
+        same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
+        whole = update(whole, same)
+    return whole
+
+
+def _clashes(left: Schema, right: Schema) -> list[Path]:
+    out: list[Path] = []
+    for path, kid, *_ in right.walk():
+        found = left.find(path)
+        if found is not None:
+            if not (isinstance(kid, Schema) and isinstance(found.kid, Schema)):
+                out.append(path)
+        elif left.blocked(path) == path[:-1]:
+            out.append(path)
+    return out
+
+
+def update_with(td: NodeT, functions: Mapping[Any, Callable[[Any], Any]]) -> NodeT:
+    """Return the tree with several entries replaced by functions of them.
+
+    All entries are read from `td` before any is set.
+
+    Args:
+        td: the tree.
+        functions: by key or path, a function of the entry there (a tensor, a static
+            value or a nested tree) that returns what `set` takes.
+
+    Returns:
+        A new tree; all other leaves are shared.
+
+    Raises:
+        BatchSizeError: a result does not start with the batch size of its node.
+        MissingKeyError: an entry is not in the tree.
+        OperandError: `functions` is no mapping of functions.
+        StructureError: a path comes twice, or leads to something inside another.
+        Exception: what a function raises, with a note that names the entry.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"step": 1, "n": {"loss": torch.ones(2)}})
+        >>> new = td.update_with({"step": lambda x: x + 1, ("n", "loss"): torch.sum})
+        >>> new["step"], new["n", "loss"]
+        (tensor(2), tensor(2.))
+    """
+    if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
+        raise OperandError(
+            "entries are changed by a mapping of functions",
+            expected="a mapping of keys or paths to functions of one argument",
+            got=type(functions).__name__
+            if not isinstance(functions, Mapping)
+            else ", ".join([type(fn).__name__ for fn in functions.values()]),
+            fix="td.update(other) sets values",
+        )
+    paths = [as_path(key) for key in functions]
+    _check_apart(paths, "the entries to change are not apart")
+    news: list[Any] = []
+    for path, fn in zip(paths, functions.values(), strict=True):
+        entry = entry_at(td, path)
+        try:
+            news.append(fn(entry))
+        except Exception as error:
+            error.add_note(f"tdfunc: at {show_path(path)}")
+            raise
+    for path, new in zip(paths, news, strict=True):
+        td = set(td, short(path), new)
+    return td
