@@ -27,6 +27,7 @@ from tdfunc._ops import (
     index,
     join,
     leafwise,
+    pack,
     pointwise,
     reduce,
     shape,
@@ -74,6 +75,12 @@ def operand_for(draw: Draw, td: TensorDict) -> Any:
             st.just(td),
         )
     )
+
+
+def uniform(td: TensorDict) -> TensorDict:
+    """Return the tree of tensors of one dtype, without nested nodes and statics."""
+    tensors_only = {k: v for k, v in td.items() if isinstance(v, torch.Tensor)}
+    return TensorDict(tensors_only, td.batch_size).to(torch.complex128)
 
 
 def just(fn: Callable[..., Any], *args: Any) -> Callable[[Draw, TensorDict], Call]:
@@ -170,6 +177,13 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.join
     "stack": lambda draw, td: (tdfunc.stack, [td, td], dim_of(draw, td, 1)),
     "cat": lambda draw, td: (tdfunc.cat, [td, td], dim_of(draw, td)),
+    # _ops.pack
+    "pack": lambda draw, td: (
+        lambda td, dim: (flat := tdfunc.pack(td, dim))[1].unpack(flat[0]),
+        uniform(td),
+        dim_of(draw, td, 1),
+    ),
+    "ravel": just(lambda td: (flat := tdfunc.ravel(td))[1](flat[0])),
     # _ops.reduce
     "sum": lambda draw, td: (tdfunc.sum, td, draw(st.sampled_from([None, "feature"]))),
     "mean": lambda _, td: (
@@ -236,7 +250,9 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
-    for module in (convert, entries, index, join, leafwise, pointwise, reduce, shape):
+    for module in (
+        *(convert, entries, index, join, leafwise, pack, pointwise, reduce, shape),
+    ):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
@@ -244,7 +260,7 @@ def operations() -> Iterator[str]:
 # These take a module; `tests/func` holds that they leave it alone.
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
-HELPERS = {"as_dim"}
+HELPERS = {"as_dim", "PackLayout"}
 
 
 def test_table_has_every_operation() -> None:

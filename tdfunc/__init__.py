@@ -34,6 +34,9 @@ from tdfunc._ops.join import cat as cat
 from tdfunc._ops.join import stack as stack
 from tdfunc._ops.leafwise import apply as apply
 from tdfunc._ops.leafwise import named_apply as named_apply
+from tdfunc._ops.pack import PackLayout as PackLayout
+from tdfunc._ops.pack import pack as pack
+from tdfunc._ops.pack import ravel as ravel
 from tdfunc._ops.pointwise import abs as abs
 from tdfunc._ops.pointwise import add as add
 from tdfunc._ops.pointwise import div as div
@@ -98,6 +101,9 @@ __all__ = [
     "stack",
     "apply",
     "named_apply",
+    "PackLayout",
+    "pack",
+    "ravel",
     "abs",
     "add",
     "div",

@@ -21,6 +21,7 @@ from tdfunc._ops import (
     index,
     join,
     leafwise,
+    pack,
     pointwise,
     reduce,
     shape,
@@ -62,6 +63,8 @@ class Tree(Node):
     clone = convert.clone
     contiguous = convert.contiguous
     to_dict = convert.to_dict
+    ravel = pack.ravel
+    pack = pack.pack
 
     # Shape
     _at_index = index.at_index  # pyright: ignore[reportAssignmentType]
