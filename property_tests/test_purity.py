@@ -31,6 +31,7 @@ from tdfunc._ops import (
     pointwise,
     reduce,
     shape,
+    state,
 )
 from tdfunc.testing import (
     assert_pure,
@@ -184,6 +185,18 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         dim_of(draw, td, 1),
     ),
     "ravel": just(lambda td: (flat := tdfunc.ravel(td))[1](flat[0])),
+    # _ops.state
+    "state_dict": lambda draw, td: (
+        lambda td, flag: tdfunc.state_dict(td, flatten=flag),
+        td,
+        draw(st.booleans()),
+    ),
+    "load_state_dict": lambda draw, td: (
+        lambda td, state, cast: tdfunc.load_state_dict(td, state, cast=cast),
+        td,
+        td.to(torch.complex128).state_dict(flatten=False),
+        draw(st.sampled_from(["keep", "source"])),
+    ),
     # _ops.reduce
     "sum": lambda draw, td: (tdfunc.sum, td, draw(st.sampled_from([None, "feature"]))),
     "mean": lambda _, td: (
@@ -252,6 +265,7 @@ def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     for module in (
         *(convert, entries, index, join, leafwise, pack, pointwise, reduce, shape),
+        *(state,),
     ):
         yield from module.__all__
     yield from tdfunc.func.__all__

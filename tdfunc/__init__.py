@@ -64,6 +64,8 @@ from tdfunc._ops.shape import squeeze as squeeze
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unsqueeze as unsqueeze
+from tdfunc._ops.state import load_state_dict as load_state_dict
+from tdfunc._ops.state import state_dict as state_dict
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training
@@ -131,6 +133,8 @@ __all__ = [
     "transpose",
     "unbind",
     "unsqueeze",
+    "load_state_dict",
+    "state_dict",
     "TensorDict",
     "combine",
     "dynamic_shapes",

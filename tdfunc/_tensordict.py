@@ -25,6 +25,7 @@ from tdfunc._ops import (
     pointwise,
     reduce,
     shape,
+    state,
 )
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
@@ -65,6 +66,8 @@ class Tree(Node):
     to_dict = convert.to_dict
     ravel = pack.ravel
     pack = pack.pack
+    state_dict = state.state_dict
+    load_state_dict = state.load_state_dict
 
     # Shape
     _at_index = index.at_index  # pyright: ignore[reportAssignmentType]
