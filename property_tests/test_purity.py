@@ -30,10 +30,12 @@ from tdfunc._ops import (
     leafwise,
     logic,
     order,
+    pack,
     pointwise,
     reduce,
     restructure,
     shape,
+    state,
     unary,
 )
 from tdfunc.testing import (
@@ -79,6 +81,12 @@ def operand_for(draw: Draw, td: TensorDict) -> Any:
             st.just(td),
         )
     )
+
+
+def uniform(td: TensorDict) -> TensorDict:
+    """Return the tree of tensors of one dtype, without nested nodes and statics."""
+    tensors_only = {k: v for k, v in td.items() if isinstance(v, torch.Tensor)}
+    return TensorDict(tensors_only, td.batch_size).to(torch.complex128)
 
 
 def just(fn: Callable[..., Any], *args: Any) -> Callable[[Draw, TensorDict], Call]:
@@ -221,6 +229,25 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.join
     "stack": lambda draw, td: (tdfunc.stack, [td, td], dim_of(draw, td, 1)),
     "cat": lambda draw, td: (tdfunc.cat, [td, td], dim_of(draw, td)),
+    # _ops.pack
+    "pack": lambda draw, td: (
+        lambda td, dim: (flat := tdfunc.pack(td, dim))[1].unpack(flat[0]),
+        uniform(td),
+        dim_of(draw, td, 1),
+    ),
+    "ravel": just(lambda td: (flat := tdfunc.ravel(td))[1](flat[0])),
+    # _ops.state
+    "state_dict": lambda draw, td: (
+        lambda td, flag: tdfunc.state_dict(td, flatten=flag),
+        td,
+        draw(st.booleans()),
+    ),
+    "load_state_dict": lambda draw, td: (
+        lambda td, state, cast: tdfunc.load_state_dict(td, state, cast=cast),
+        td,
+        td.to(torch.complex128).state_dict(flatten=False),
+        draw(st.sampled_from(["keep", "source"])),
+    ),
     # _ops.reduce
     "sum": lambda draw, td: (tdfunc.sum, td, draw(st.sampled_from([None, "feature"]))),
     "mean": lambda _, td: (
@@ -333,8 +360,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
-    modules = (convert, entries, index, join, leafwise, logic, order, pointwise)
-    for module in (*modules, reduce, restructure, rows, shape, unary):
+    modules = (convert, entries, index, join, leafwise, logic, order, pack, pointwise)
+    for module in (*modules, reduce, restructure, rows, shape, state, unary):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
@@ -343,6 +370,7 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {"as_dim", "ValuesIndices"}
+HELPERS = {"as_dim", "PackLayout"}
 
 
 def test_table_has_every_operation() -> None:

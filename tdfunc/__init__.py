@@ -64,6 +64,9 @@ from tdfunc._ops.order import logcumsumexp as logcumsumexp
 from tdfunc._ops.order import softmax as softmax
 from tdfunc._ops.order import sort as sort
 from tdfunc._ops.order import topk as topk
+from tdfunc._ops.pack import PackLayout as PackLayout
+from tdfunc._ops.pack import pack as pack
+from tdfunc._ops.pack import ravel as ravel
 from tdfunc._ops.pointwise import abs as abs
 from tdfunc._ops.pointwise import add as add
 from tdfunc._ops.pointwise import div as div
@@ -118,6 +121,8 @@ from tdfunc._ops.shape import squeeze as squeeze
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unsqueeze as unsqueeze
+from tdfunc._ops.state import load_state_dict as load_state_dict
+from tdfunc._ops.state import state_dict as state_dict
 from tdfunc._ops.unary import acos as acos
 from tdfunc._ops.unary import acosh as acosh
 from tdfunc._ops.unary import angle as angle
@@ -233,6 +238,9 @@ __all__ = [
     "logical_xor",
     "maximum",
     "minimum",
+    "PackLayout",
+    "pack",
+    "ravel",
     "abs",
     "add",
     "div",
@@ -355,6 +363,8 @@ __all__ = [
     "tan",
     "tanh",
     "trunc",
+    "load_state_dict",
+    "state_dict",
     "TensorDict",
     "combine",
     "dynamic_shapes",

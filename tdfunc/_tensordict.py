@@ -24,10 +24,12 @@ from tdfunc._ops import (
     leafwise,
     logic,
     order,
+    pack,
     pointwise,
     reduce,
     restructure,
     shape,
+    state,
     unary,
 )
 from tdfunc._ops.torch_functions import torch_function
@@ -77,6 +79,10 @@ class Tree(Node):
     clone = convert.clone
     contiguous = convert.contiguous
     to_dict = convert.to_dict
+    ravel = pack.ravel
+    pack = pack.pack
+    state_dict = state.state_dict
+    load_state_dict = state.load_state_dict
 
     # Shape
     _at_index = index.at_index  # pyright: ignore[reportAssignmentType]

@@ -731,9 +731,17 @@ class Schema:
                 leaf[lo] = max(0, old + surplus + kid - dims[above])
         return self._rebuilt(leaf, surpluses=surpluses)
 
-    def with_ranks(self, kids: tuple[int, ...]) -> Schema:
-        """Return the schema with other feature ranks, one for every leaf."""
-        return self._rebuilt(kids)
+    def with_ranks(
+        self, kids: tuple[int, ...], surpluses: tuple[int, ...] | None = None
+    ) -> Schema:
+        """Return the schema with other feature ranks, one for every leaf.
+
+        Args:
+            kids: the dims of every leaf behind the batch dims of its own node.
+            surpluses: the surplus of every nested node, in the order of `walk`; None
+                keeps them.
+        """
+        return self._rebuilt(kids, surpluses=surpluses)
 
     def flattened(self) -> Schema:
         """Return the schema of scalars: every feature rank and surplus is 0."""
