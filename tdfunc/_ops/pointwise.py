@@ -148,14 +148,14 @@ def _with_tree(
             fix="td.unsqueeze(dim) adds a batch dim that broadcasts",
         ) from None
     plan = schema.aligned(oschema, len(size), len(osize))
-    left = _padded(td._leaves, plan.mine, plan.joint)
-    right = _padded(other._leaves, plan.theirs, plan.joint)
+    left = padded(td._leaves, plan.mine, plan.joint)
+    right = padded(other._leaves, plan.theirs, plan.joint)
     leaves = _paired(schema, left, right, fn, each)
     names = td._names if joint == size else None
     return make(plan.schema, leaves, td._statics, joint, names)
 
 
-def _padded(
+def padded(
     leaves: tuple[Any, ...],
     segments: tuple[tuple[int, ...], ...],
     wanted: tuple[tuple[int, ...], ...],
