@@ -17,7 +17,6 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import zip_leaves
 from tdfunc.errors import OperandError, ShapeError, TreeIndexError
 
 if TYPE_CHECKING:
@@ -234,7 +233,8 @@ def view(td: NodeT, *shape: int | Size) -> NodeT:
         return td
     targets = by_shape(td._leaves, lambda shape: (*new, *shape[len(size) :]))
     try:
-        leaves = zip_leaves(td._schema, (td._leaves, targets), torch.Tensor.view)
+        pairs = zip(td._leaves, targets, strict=True)
+        leaves = tuple([x.view(*target) for x, target in pairs])
     except RuntimeError as error:
         for path, x in zip(td._schema.paths(), td._leaves, strict=True):
             if not _has_view(x, new, len(size)):
@@ -279,11 +279,11 @@ def flatten(td: NodeT, start_dim: int | str = 0, end_dim: int | str = -1) -> Nod
         torch.Size([6])
     """
     size = td.batch_size
-    if not size and start_dim in (0, -1) and end_dim in (0, -1):
-        return unsqueeze(td, 0)
-    first, last = as_dim(td, start_dim), as_dim(td, end_dim)
+    # No dims flatten to one, so that is what may be named.
+    extra = 0 if size else 1
+    first, last = as_dim(td, start_dim, extra), as_dim(td, end_dim, extra)
     if first == last:
-        return td
+        return td if size else unsqueeze(td, 0)
     if first > last:
         raise ShapeError(
             "the last dim to flatten comes before the first",
@@ -409,7 +409,7 @@ def atleast_1d(td: NodeT) -> NodeT:
         >>> TensorDict({"x": torch.zeros(3)}).atleast_1d().batch_size
         torch.Size([1])
     """
-    return td if td.batch_size else unsqueeze(td, 0)
+    return _grown(td, max(1 - td.batch_dims, 0), 0)
 
 
 def atleast_2d(td: NodeT) -> NodeT:
@@ -421,8 +421,7 @@ def atleast_2d(td: NodeT) -> NodeT:
         >>> TensorDict({"x": torch.zeros(3)}, 3).atleast_2d().batch_size
         torch.Size([1, 3])
     """
-    td = atleast_1d(td)
-    return unsqueeze(td, 0) if td.batch_dims == 1 else td
+    return _grown(td, max(2 - td.batch_dims, 0), 0)
 
 
 def atleast_3d(td: NodeT) -> NodeT:
@@ -437,8 +436,21 @@ def atleast_3d(td: NodeT) -> NodeT:
         >>> TensorDict({"x": torch.zeros(3)}, 3).atleast_3d().batch_size
         torch.Size([1, 3, 1])
     """
-    td = atleast_2d(td)
-    return unsqueeze(td, -1) if td.batch_dims == 2 else td  # noqa: PLR2004
+    dims = td.batch_dims
+    return _grown(td, max(2 - dims, 0), int(dims < 3))  # noqa: PLR2004
+
+
+def _grown(td: NodeT, front: int, back: int) -> NodeT:
+    """Return the tree with that many dims of size 1 before and behind the others."""
+    size = td.batch_size
+    if not front and not back:
+        return td
+    new = torch.Size((*(1,) * front, *size, *(1,) * back))
+    names = td.names
+    if names is not None:
+        names = (*(None,) * front, *names, *(None,) * back)
+    # Dims of size 1 fit any strides: these are views.
+    return _shaped(td, _reshaped(td._leaves, new, len(size)), new, names)
 
 
 def permute(td: NodeT, *dims: int | str | Sequence[int | str]) -> NodeT:
@@ -594,7 +606,7 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
         return td
     shapes = by_rank(td._schema.ranks(), target, -1)
     rows = zip(td._leaves, shapes, strict=True)
-    leaves = tuple([x.expand(wide) for x, wide in rows])
+    leaves = tuple([x.expand(*wide) for x, wide in rows])
     names = td.names
     if names is not None:
         names = ((None,) * new) + names
