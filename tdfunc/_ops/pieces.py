@@ -197,7 +197,7 @@ def tensor_split(
     # Indices that do not rise make pieces that overlap.
     ends = [min(max(i + rows if i < 0 else i, 0), rows) for i in indices]
     lengths = [max(end - start, 0) for start, end in pairwise([0, *ends, rows])]
-    if ends == sorted(ends):
+    if all([start <= end for start, end in pairwise(ends)]):
         return _cut(td, at, lengths)
     return _assembled(td, at, lengths, torch.tensor_split, indices)
 
@@ -353,7 +353,8 @@ def repeat_interleave(
         new = _resized(size, at, rows * repeats)
         return make(schema, leaves, td._statics, new, td.names)
     repeats = _integers(repeats, "repeats")
-    if repeats.dim() > 1 or (repeats.dim() == 1 and len(repeats) not in (1, rows)):
+    wanted = torch.Size((rows,))
+    if _broadcast(wanted, repeats.shape) != wanted:
         raise _bad_repeats(list(repeats.shape), rows, output_size)
     try:
         # The search for rows once for the whole tree instead of for every leaf.

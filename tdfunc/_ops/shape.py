@@ -595,7 +595,8 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
         pairs = zip(wanted, full, range(len(wanted)), strict=True)
         target = [n if w == -1 and i >= new else w for w, n, i in pairs]
         pairs = zip(target, full, strict=True)
-        fits = all([w >= 0 and (n in (1, w)) for w, n in pairs])
+        # Not `in`: Dynamo looks for the same symbol, not for an equal size.
+        fits = all([w >= 0 and (n == 1 or n == w) for w, n in pairs])  # noqa: PLR1714
     if not fits:
         raise ShapeError(
             f"batch_size={list(size)} does not expand to this",

@@ -209,14 +209,15 @@ def test_repeat_interleave_is_torchs_on_the_batch_dims(case: Case) -> None:
 
 def test_repeat_interleave_says_what_does_not_fit() -> None:
     td = TensorDict({"x": ramp(3)}, 3)
-    for repeats, size in (
+    wrong: list[tuple[Any, Any]] = [
         (-1, None),
         (2, 5),
         (torch.tensor([1, 2]), None),
         (torch.ones(3, 1, dtype=torch.int64), None),
         (torch.tensor([1, -1, 1]), None),
         (torch.tensor([1, 1, 1]), 4),
-    ):
+    ]
+    for repeats, size in wrong:
         with pytest.raises(ShapeError) as caught:
             td.repeat_interleave(repeats, 0, output_size=size)
         text = str(caught.value)
@@ -605,7 +606,8 @@ def test_conditions_that_do_not_fit_are_refused() -> None:
         assert "the tensor does not fit the batch size" in text
         assert "expected a shape that broadcasts with [2]" in text
         assert "got shape [3]" in text
-        for wrong, kind in ((ramp(2), "torch.float32"), (True, "bool")):
+        others: Any = ((ramp(2), "torch.float32"), (True, "bool"))
+        for wrong, kind in others:
             with pytest.raises(
                 OperandError, match="a condition holds booleans"
             ) as caught:
@@ -767,12 +769,13 @@ def test_operations_are_differentiable(name: str) -> None:
     assert any([bool(x.any()) for x in expected.values()])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @every
-def test_operations_compile_without_a_break(name: str) -> None:
+def test_operations_compile_without_a_break(name: str, *, dynamic: bool) -> None:
     torch._dynamo.reset()
-    td = tree()
-    compiled = torch.compile(OPERATIONS[name], fullgraph=True, backend="eager")
-    expected, got = many(OPERATIONS[name](td)), many(compiled(td))
+    td, use = tree(), OPERATIONS[name]
+    compiled = torch.compile(use, fullgraph=True, backend="eager", dynamic=dynamic)
+    expected, got = many(use(td)), many(compiled(td))
     assert len(expected) == len(got)
     for one, other in zip(got, expected, strict=True):
         check(one, other.batch_size, leaves_of(other))

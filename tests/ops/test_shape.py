@@ -528,9 +528,12 @@ def test_more_shapes_inside_transforms(name: str) -> None:
         whole = tdfunc.cat([whole.narrow(1, 0, 1) * 0, whole.narrow(1, 1, 2)], 1)
     check(gradient, (2, 3), leaves_of(whole))
 
-    torch._dynamo.reset()
-    compiled = torch.compile(use, fullgraph=True, backend="eager")(one)
-    check(compiled, use(one).batch_size, leaves_of(use(one)))
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(use, fullgraph=True, backend="eager", dynamic=dynamic)(
+            one
+        )
+        check(compiled, use(one).batch_size, leaves_of(use(one)))
     torch._dynamo.reset()
     assert fingerprint(tensors) == before
 
