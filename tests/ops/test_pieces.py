@@ -224,8 +224,8 @@ def test_repeat_interleave_says_what_does_not_fit() -> None:
         assert "the rows can not be repeated like this" in text
         assert "one number, or 3 numbers, that are not negative" in text
         assert size is None or f"{size} rows in all" in text
-    floats: Any = torch.ones(3)
-    for given in (floats, [1, 2, 3]):
+    others: Any = (torch.ones(3), [1, 2, 3])
+    for given in others:
         with pytest.raises(OperandError, match="repeats of rows is a tensor of ints"):
             td.repeat_interleave(given, 0)
 
