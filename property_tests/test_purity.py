@@ -31,6 +31,7 @@ from tdfunc._ops import (
     logic,
     order,
     pack,
+    pieces,
     pointwise,
     reduce,
     restructure,
@@ -87,6 +88,10 @@ def uniform(td: TensorDict) -> TensorDict:
     """Return the tree of tensors of one dtype, without nested nodes and statics."""
     tensors_only = {k: v for k, v in td.items() if isinstance(v, torch.Tensor)}
     return TensorDict(tensors_only, td.batch_size).to(torch.complex128)
+
+
+def mask_for(draw: Draw, td: TensorDict) -> torch.Tensor:
+    return draw(tensors(td.batch_size, feature_dims=0, dtypes=[torch.bool]))
 
 
 def just(fn: Callable[..., Any], *args: Any) -> Callable[[Draw, TensorDict], Call]:
@@ -224,6 +229,73 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "expand": lambda _, td: (tdfunc.expand, td, (2, *td.batch_size)),
     "unbind": lambda draw, td: (tdfunc.unbind, td, dim_of(draw, td)),
     "iterate": lambda _, td: (list, td[None]),
+    "view": lambda _, td: (tdfunc.view, td, (1, *td.batch_size)),
+    "flatten": just(tdfunc.flatten),
+    "unflatten": lambda draw, td: (tdfunc.unflatten, td, dim_of(draw, td), (1, -1)),
+    **{
+        name: lambda draw, td, name=name: (
+            getattr(tdfunc, name),
+            td,
+            dim_of(draw, td),
+            dim_of(draw, td),
+        )
+        for name in ("movedim", "moveaxis", "swapaxes", "swapdims")
+    },
+    "narrow": lambda draw, td: (tdfunc.narrow, td, dim_of(draw, td), 0, 1),
+    "broadcast_to": lambda _, td: (tdfunc.broadcast_to, td, (2, *td.batch_size)),
+    "expand_as": lambda _, td: (tdfunc.expand_as, td, td[None]),
+    "atleast_1d": just(tdfunc.atleast_1d),
+    "atleast_2d": just(tdfunc.atleast_2d),
+    "atleast_3d": just(tdfunc.atleast_3d),
+    # _ops.pieces
+    "split": lambda draw, td: (tdfunc.split, td, 2, dim_of(draw, td)),
+    "chunk": lambda draw, td: (tdfunc.chunk, td, 2, dim_of(draw, td)),
+    "tensor_split": lambda draw, td: (
+        tdfunc.tensor_split,
+        td,
+        draw(st.sampled_from([2, [1], [2, 1]])),
+        dim_of(draw, td),
+    ),
+    "repeat": lambda _, td: (tdfunc.repeat, td, [2] * td.batch_dims),
+    "tile": just(tdfunc.tile, 2),
+    "repeat_interleave": lambda draw, td: (
+        tdfunc.repeat_interleave,
+        td,
+        draw(st.sampled_from([2, torch.tensor(2)])),
+        dim_of(draw, td),
+    ),
+    "roll": lambda draw, td: (
+        tdfunc.roll,
+        td,
+        1,
+        draw(st.sampled_from([None, *range(td.batch_dims)])),
+    ),
+    "flip": lambda draw, td: (tdfunc.flip, td, dim_of(draw, td)),
+    "flipud": just(tdfunc.flipud),
+    "fliplr": just(tdfunc.fliplr),
+    "rot90": lambda draw, td: (tdfunc.rot90, td, draw(st.integers(-1, 3))),
+    "pad": lambda _, td: (tdfunc.pad, td, [1, 2] * td.batch_dims),
+    "gather": lambda draw, td: (
+        tdfunc.gather,
+        td,
+        dim_of(draw, td),
+        torch.zeros(td.batch_size, dtype=torch.int64),
+    ),
+    "index_select": lambda draw, td: (
+        tdfunc.index_select,
+        td,
+        dim_of(draw, td),
+        torch.tensor([0, 0]),
+    ),
+    "take": just(tdfunc.take, torch.tensor([[0], [-1]])),
+    "masked_select": lambda draw, td: (tdfunc.masked_select, td, mask_for(draw, td)),
+    "masked_fill": lambda draw, td: (tdfunc.masked_fill, td, mask_for(draw, td), 1),
+    "where": lambda draw, td: (
+        tdfunc.where,
+        mask_for(draw, td),
+        td,
+        operand_for(draw, td),
+    ),
     # _ops.index
     "at_index": lambda draw, td: (operator.getitem, td, draw(indices(td.batch_size))),
     # _ops.join
@@ -360,8 +432,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
-    modules = (convert, entries, index, join, leafwise, logic, order, pack, pointwise)
-    for module in (*modules, reduce, restructure, rows, shape, state, unary):
+    modules = (convert, entries, index, join, leafwise, logic, order, pack, pieces)
+    for module in (*modules, pointwise, reduce, restructure, rows, shape, state, unary):
         yield from module.__all__
     yield from tdfunc.func.__all__
 

@@ -81,6 +81,48 @@ def test_reshape_undoes_reshape(td: TensorDict, data: st.DataObject) -> None:
     assert_equal(td, again, key_order=True)
 
 
+@given(tensordicts(batch_sizes(min_dims=1)), st.data())
+def test_unflatten_undoes_flatten(td: TensorDict, data: st.DataObject) -> None:
+    dims = td.batch_dims
+    first = data.draw(st.integers(0, dims - 1))
+    last = data.draw(st.integers(first, dims - 1))
+    sizes = td.batch_size[first : last + 1]
+    new = [*td.batch_size[:first], prod(sizes), *td.batch_size[last + 1 :]]
+
+    found = assert_pure(td.flatten, first, last - dims)
+
+    assert_valid(found)
+    m.assert_is(reshaped(td, lambda x: x.flatten(first, last), new), found)
+    again = assert_pure(found.unflatten, first, sizes)
+    assert_valid(again)
+    assert_equal(td, again, key_order=True)
+    assert_equal(td.contiguous().view(new), found)
+
+
+@given(tensordicts(batch_sizes(min_dims=1)), st.data())
+def test_moving_a_dim_back_is_identity(td: TensorDict, data: st.DataObject) -> None:
+    dims = td.batch_dims
+    count = data.draw(st.integers(1, dims))
+    source = data.draw(st.permutations(range(dims)))[:count]
+    places = data.draw(st.permutations(range(dims)))[:count]
+
+    found = assert_pure(td.movedim, source, places)
+
+    assert_valid(found)
+    again = found.movedim(places, source)
+    assert_equal(td, again, key_order=True, names=True)
+
+
+@given(tensordicts())
+def test_atleast_adds_dims_of_size_1_only(td: TensorDict) -> None:
+    for least, found in enumerate(
+        (td.atleast_1d(), td.atleast_2d(), td.atleast_3d()), start=1
+    ):
+        assert_valid(found)
+        assert found.batch_dims == max(least, td.batch_dims)
+        assert_equal(td, found.reshape(td.batch_size), key_order=True)
+
+
 @given(tensordicts(), st.data())
 def test_permute_permutes_each_leaf(td: TensorDict, data: st.DataObject) -> None:
     dims = td.batch_dims

@@ -67,6 +67,24 @@ from tdfunc._ops.order import topk as topk
 from tdfunc._ops.pack import PackLayout as PackLayout
 from tdfunc._ops.pack import pack as pack
 from tdfunc._ops.pack import ravel as ravel
+from tdfunc._ops.pieces import chunk as chunk
+from tdfunc._ops.pieces import flip as flip
+from tdfunc._ops.pieces import fliplr as fliplr
+from tdfunc._ops.pieces import flipud as flipud
+from tdfunc._ops.pieces import gather as gather
+from tdfunc._ops.pieces import index_select as index_select
+from tdfunc._ops.pieces import masked_fill as masked_fill
+from tdfunc._ops.pieces import masked_select as masked_select
+from tdfunc._ops.pieces import pad as pad
+from tdfunc._ops.pieces import repeat as repeat
+from tdfunc._ops.pieces import repeat_interleave as repeat_interleave
+from tdfunc._ops.pieces import roll as roll
+from tdfunc._ops.pieces import rot90 as rot90
+from tdfunc._ops.pieces import split as split
+from tdfunc._ops.pieces import take as take
+from tdfunc._ops.pieces import tensor_split as tensor_split
+from tdfunc._ops.pieces import tile as tile
+from tdfunc._ops.pieces import where as where
 from tdfunc._ops.pointwise import abs as abs
 from tdfunc._ops.pointwise import add as add
 from tdfunc._ops.pointwise import div as div
@@ -114,13 +132,26 @@ from tdfunc._ops.restructure import rename_keys as rename_keys
 from tdfunc._ops.restructure import split_keys as split_keys
 from tdfunc._ops.restructure import unflatten_keys as unflatten_keys
 from tdfunc._ops.restructure import update_with as update_with
+from tdfunc._ops.shape import atleast_1d as atleast_1d
+from tdfunc._ops.shape import atleast_2d as atleast_2d
+from tdfunc._ops.shape import atleast_3d as atleast_3d
+from tdfunc._ops.shape import broadcast_to as broadcast_to
 from tdfunc._ops.shape import expand as expand
+from tdfunc._ops.shape import expand_as as expand_as
+from tdfunc._ops.shape import flatten as flatten
+from tdfunc._ops.shape import moveaxis as moveaxis
+from tdfunc._ops.shape import movedim as movedim
+from tdfunc._ops.shape import narrow as narrow
 from tdfunc._ops.shape import permute as permute
 from tdfunc._ops.shape import reshape as reshape
 from tdfunc._ops.shape import squeeze as squeeze
+from tdfunc._ops.shape import swapaxes as swapaxes
+from tdfunc._ops.shape import swapdims as swapdims
 from tdfunc._ops.shape import transpose as transpose
 from tdfunc._ops.shape import unbind as unbind
+from tdfunc._ops.shape import unflatten as unflatten
 from tdfunc._ops.shape import unsqueeze as unsqueeze
+from tdfunc._ops.shape import view as view
 from tdfunc._ops.state import load_state_dict as load_state_dict
 from tdfunc._ops.state import state_dict as state_dict
 from tdfunc._ops.unary import acos as acos
@@ -241,6 +272,24 @@ __all__ = [
     "PackLayout",
     "pack",
     "ravel",
+    "chunk",
+    "flip",
+    "fliplr",
+    "flipud",
+    "gather",
+    "index_select",
+    "masked_fill",
+    "masked_select",
+    "pad",
+    "repeat",
+    "repeat_interleave",
+    "roll",
+    "rot90",
+    "split",
+    "take",
+    "tensor_split",
+    "tile",
+    "where",
     "abs",
     "add",
     "div",
@@ -298,12 +347,24 @@ __all__ = [
     "split_keys",
     "unflatten_keys",
     "update_with",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "broadcast_to",
     "expand",
+    "expand_as",
+    "flatten",
+    "moveaxis",
+    "movedim",
+    "narrow",
     "permute",
     "reshape",
     "squeeze",
+    "swapaxes",
+    "swapdims",
     "transpose",
     "unbind",
+    "unflatten",
     "unsqueeze",
     "acos",
     "acosh",
@@ -365,6 +426,7 @@ __all__ = [
     "trunc",
     "load_state_dict",
     "state_dict",
+    "view",
     "TensorDict",
     "combine",
     "dynamic_shapes",

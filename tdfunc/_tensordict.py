@@ -25,6 +25,7 @@ from tdfunc._ops import (
     logic,
     order,
     pack,
+    pieces,
     pointwise,
     reduce,
     restructure,
@@ -94,7 +95,40 @@ class Tree(Node):
     transpose = shape.transpose
     expand = shape.expand
     unbind = shape.unbind
+    view = shape.view
+    flatten = shape.flatten
+    unflatten = shape.unflatten
+    movedim = shape.movedim
+    moveaxis = shape.moveaxis
+    swapaxes = shape.swapaxes
+    swapdims = shape.swapdims
+    expand_as = shape.expand_as
+    broadcast_to = shape.broadcast_to
+    narrow = shape.narrow
+    atleast_1d = shape.atleast_1d
+    atleast_2d = shape.atleast_2d
+    atleast_3d = shape.atleast_3d
     __iter__ = shape.iterate
+
+    # Pieces
+    split = pieces.split
+    chunk = pieces.chunk
+    tensor_split = pieces.tensor_split
+    repeat = pieces.repeat
+    tile = pieces.tile
+    repeat_interleave = pieces.repeat_interleave
+    roll = pieces.roll
+    flip = pieces.flip
+    fliplr = pieces.fliplr
+    flipud = pieces.flipud
+    rot90 = pieces.rot90
+    pad = pieces.pad
+    gather = pieces.gather
+    index_select = pieces.index_select
+    take = pieces.take
+    masked_select = pieces.masked_select
+    masked_fill = pieces.masked_fill
+    where = pieces.where_of
 
     # Arithmetic
     add = pointwise.add

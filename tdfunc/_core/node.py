@@ -54,7 +54,7 @@ PURE_SPELLINGS = {
     "extend": "td = tdfunc.cat([td, other])",
     "insert": "td = td.set(key, value)",
     "lock_": "nothing to do: a tree never changes",
-    "masked_fill_": "td = td.at[mask].set(value)",
+    "masked_fill_": "td = td.masked_fill(mask, value)",
     "memmap_": "torch.save(td, path) writes the tree",
     "pop": "value, td = td[key], td.drop(key)",
     "popitem": "value, td = td[key], td.drop(key)",

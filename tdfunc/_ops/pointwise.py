@@ -121,8 +121,8 @@ def _with_tree(
     _check_entries(td, other)
     joint = _joint_of_trees(size, osize)
     plan = schema.aligned(oschema, len(size), len(osize))
-    left = _padded(td._leaves, plan.mine, plan.joint)
-    right = _padded(other._leaves, plan.theirs, plan.joint)
+    left = padded(td._leaves, plan.mine, plan.joint)
+    right = padded(other._leaves, plan.theirs, plan.joint)
     leaves = _paired(schema, left, right, fn, each)
     names = td._names if joint == size else None
     return make(plan.schema, leaves, td._statics, joint, names)
@@ -167,7 +167,7 @@ def ternary(
     for operand, osize in zip((td, *operands), sizes, strict=True):
         if isinstance(operand, Node) and osize is not None:
             plan = whole.aligned(operand._schema, len(joint), len(osize))
-            columns.append(_padded(operand._leaves, plan.theirs, plan.joint))
+            columns.append(padded(operand._leaves, plan.theirs, plan.joint))
         elif isinstance(operand, torch.Tensor) and operand.dim():
             columns.append(feature_views(operand, whole.ranks()))
         else:
@@ -244,7 +244,7 @@ def _joint_of_trees(size: torch.Size, other: torch.Size) -> torch.Size:
         ) from None
 
 
-def _padded(
+def padded(
     leaves: tuple[Any, ...],
     segments: tuple[tuple[int, ...], ...],
     wanted: tuple[tuple[int, ...], ...],

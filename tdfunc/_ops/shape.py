@@ -3,7 +3,8 @@
 `dim` and `dims` count batch dims, negative ones from the last batch dim, and may be
 dim names. Nested nodes with more batch dims than their parent keep the extra ones.
 Results are views of the leaves wherever torch gives views. Dim names stay with
-their dims; new and merged dims have none.
+their dims; new and merged dims have none. The inverse of merging gives the name to the
+last of its dims, along which rows follow each other as they did.
 """
 
 from __future__ import annotations
@@ -16,23 +17,36 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc.errors import OperandError, ShapeError
+from tdfunc.errors import OperandError, ShapeError, TreeIndexError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tdfunc.typing import Size
 
 __all__ = [
     "as_dim",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "broadcast_to",
     "expand",
+    "expand_as",
+    "flatten",
     "iterate",
+    "moveaxis",
+    "movedim",
+    "narrow",
     "permute",
     "reshape",
     "squeeze",
+    "swapaxes",
+    "swapdims",
     "transpose",
     "unbind",
+    "unflatten",
     "unsqueeze",
+    "view",
 ]
 
 
@@ -73,7 +87,22 @@ def as_dim(td: Node, dim: int | str, extra: int = 0) -> int:
     return dim + dims if dim < 0 else dim
 
 
-def _ints(args: tuple[Any, ...]) -> list[Any]:
+def as_dims(td: Node, dims: Any, what: str) -> list[int]:
+    """Return one batch dim, or a sequence of different ones, as numbers from 0.
+
+    Raises:
+        ShapeError: there is no such batch dim, or one comes twice.
+    """
+    given = [dims] if isinstance(dims, (int, str)) else list(dims)
+    out = [as_dim(td, dim) for dim in given]
+    if len(set(out)) < len(out):
+        raise ShapeError(
+            f"{what} takes a dim once", expected="different dims", got=given
+        )
+    return out
+
+
+def as_list(args: tuple[Any, ...]) -> list[Any]:
     """Return ``f(2, 3)`` and ``f([2, 3])`` as the same list."""
     if len(args) == 1 and not isinstance(args[0], (int, str, torch.SymInt)):
         return list(args[0])
@@ -107,7 +136,7 @@ def reshape(td: NodeT, *shape: int | Size) -> NodeT:
         torch.Size([2, 3])
     """
     size = td.batch_size
-    new = _known_shape(td, _ints(shape))
+    new = _known_shape(td, as_list(shape))
     if new == size:
         return td
     dims = len(size)
@@ -125,22 +154,39 @@ def _reshaped(
 
     The function takes a tuple at two thirds of what the method costs.
     """
+    targets = by_shape(leaves, lambda shape: (*new, *shape[dims:]))
     if is_tracing():
-        return tuple([torch.reshape(x, (*new, *x.shape[dims:])) for x in leaves])
-    # Leaves often share a shape, and hashing one is cheaper than joining two.
-    known: dict[Any, tuple[int, ...]] = {}
-    out: list[torch.Tensor] = []
+        pairs = zip(leaves, targets, strict=True)
+        return tuple([torch.reshape(x, target) for x, target in pairs])
+    return tuple(map(torch.reshape, leaves, targets))
+
+
+def by_shape(leaves: tuple[Any, ...], find: Callable[[torch.Size], Any]) -> list[Any]:
+    """Return ``find(leaf.shape)`` for every leaf, found once for equal shapes.
+
+    Leaves often share a shape, and hashing one is cheaper than joining two.
+    """
+    if is_tracing():
+        return [find(x.shape) for x in leaves]
+    known: dict[Any, Any] = {}
+    out: list[Any] = []
     for leaf in leaves:
         shape = leaf.shape
         try:
-            target = known.get(shape)
+            found = known.get(shape)
         except TypeError:  # symbolic sizes have no hash
-            out.append(torch.reshape(leaf, (*new, *shape[dims:])))
+            out.append(find(shape))
             continue
-        if target is None:
-            target = known[shape] = (*new, *shape[dims:])
-        out.append(torch.reshape(leaf, target))
-    return tuple(out)
+        if found is None:
+            found = known[shape] = find(shape)
+        out.append(found)
+    return out
+
+
+def by_rank(ranks: tuple[int, ...], front: Sequence[Any], rest: Any) -> list[Any]:
+    """Return for every leaf `front`, and `rest` as often as it has dims behind."""
+    wide = {rank: (*front, *(rest,) * rank) for rank in set(ranks)}
+    return [wide[rank] for rank in ranks]
 
 
 def _known_shape(td: Node, shape: list[Any]) -> torch.Size:
@@ -158,6 +204,144 @@ def _known_shape(td: Node, shape: list[Any]) -> torch.Size:
             got=list(shape),
         )
     return torch.Size(shape)
+
+
+def view(td: NodeT, *shape: int | Size) -> NodeT:
+    """Return the tree with its rows in another batch shape, as views.
+
+    Args:
+        td: the tree.
+        shape: the new batch size, as ints or one sequence; one may be -1.
+
+    Returns:
+        Views of the leaves; names are dropped. The tree itself if the shape is the
+        one that it has.
+
+    Raises:
+        ShapeError: the shape has another number of rows, or torch can not view a
+            leaf in it without copying.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(6, 4)}, 6).view(2, -1).batch_size
+        torch.Size([2, 3])
+    """
+    size = td.batch_size
+    new = _known_shape(td, as_list(shape))
+    if new == size:
+        return td
+    targets = by_shape(td._leaves, lambda shape: (*new, *shape[len(size) :]))
+    try:
+        pairs = zip(td._leaves, targets, strict=True)
+        leaves = tuple([x.view(*target) for x, target in pairs])
+    except RuntimeError as error:
+        for path, x in zip(td._schema.paths(), td._leaves, strict=True):
+            if not _has_view(x, new, len(size)):
+                raise ShapeError(
+                    "the leaf has no view of this shape: its rows do not lie in order",
+                    path=path,
+                    expected=f"strides that fit batch_size={list(new)}",
+                    got=f"strides {list(x.stride())} for shape {list(x.shape)}",
+                    fix=f"td.reshape({', '.join(map(str, new))})",
+                ) from error
+        raise
+    return _shaped(td, leaves, new)
+
+
+def _has_view(leaf: torch.Tensor, new: torch.Size, dims: int) -> bool:
+    try:
+        leaf.view((*new, *leaf.shape[dims:]))
+    except RuntimeError:
+        return False
+    return True
+
+
+def flatten(td: NodeT, start_dim: int | str = 0, end_dim: int | str = -1) -> NodeT:
+    """Return the tree with the batch dims from one to another merged into one.
+
+    Args:
+        td: the tree.
+        start_dim: the first of them.
+        end_dim: the last of them.
+
+    Returns:
+        Views where torch can give them, copies elsewhere. A tree without batch dims
+        becomes one of one row; the tree itself if there is one dim to merge.
+
+    Raises:
+        ShapeError: a dim is no batch dim, or the last comes before the first.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(2, 3, 4)}, [2, 3]).flatten().batch_size
+        torch.Size([6])
+    """
+    size = td.batch_size
+    # No dims flatten to one, so that is what may be named.
+    extra = 0 if size else 1
+    first, last = as_dim(td, start_dim, extra), as_dim(td, end_dim, extra)
+    if first == last:
+        return td if size else unsqueeze(td, 0)
+    if first > last:
+        raise ShapeError(
+            "the last dim to flatten comes before the first",
+            expected=f"an end_dim of at least {first}",
+            got=end_dim,
+            fix=f"td.flatten({last}, {first})",
+        )
+    leaves = tuple([x.flatten(first, last) for x in td._leaves])
+    names = td.names
+    if names is not None:
+        kept = (*names[:first], None, *names[last + 1 :])
+        names = as_names(kept, len(kept))
+    merged = prod(size[first : last + 1])
+    new = torch.Size((*size[:first], merged, *size[last + 1 :]))
+    return _shaped(td, leaves, new, names)
+
+
+def unflatten(td: NodeT, dim: int | str, sizes: Sequence[int]) -> NodeT:
+    """Return the tree with one batch dim parted into several.
+
+    Undoes `flatten`.
+
+    Args:
+        td: the tree.
+        dim: the batch dim.
+        sizes: the sizes of the new dims; one may be -1.
+
+    Returns:
+        Views. The last of the new dims keeps the name.
+
+    Raises:
+        ShapeError: `dim` is no batch dim, or the sizes do not multiply to its size.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(6, 4)}, 6).unflatten(0, (2, -1)).batch_size
+        torch.Size([2, 3])
+    """
+    size = td.batch_size
+    at = as_dim(td, dim)
+    given = list(sizes)
+    holes = [i for i, n in enumerate(given) if n == -1]
+    known = prod([n for n in given if n != -1])
+    if len(holes) == 1 and known > 0 and size[at] % known == 0:
+        given[holes[0]] = size[at] // known
+    elif not given or holes or known != size[at] or any([n < 0 for n in given]):
+        raise ShapeError(
+            f"batch dim {at} can not be parted like this",
+            expected=f"sizes with the product {size[at]}, with at most one -1",
+            got=list(sizes),
+        )
+    leaves = tuple([x.unflatten(at, given) for x in td._leaves])
+    names = td.names
+    if names is not None:
+        names = (*names[:at], *(None,) * (len(given) - 1), *names[at:])
+    new = torch.Size((*size[:at], *given, *size[at + 1 :]))
+    return _shaped(td, leaves, new, names)
 
 
 def unsqueeze(td: NodeT, dim: int) -> NodeT:
@@ -216,6 +400,59 @@ def squeeze(td: NodeT, dim: int | str | None = None) -> NodeT:
     return _shaped(td, leaves, torch.Size([size[i] for i in kept]), names)
 
 
+def atleast_1d(td: NodeT) -> NodeT:
+    """Return the tree with a batch dim: of size 1 if it has none.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(3)}).atleast_1d().batch_size
+        torch.Size([1])
+    """
+    return _grown(td, max(1 - td.batch_dims, 0), 0)
+
+
+def atleast_2d(td: NodeT) -> NodeT:
+    """Return the tree with two batch dims: new ones of size 1 stand in front.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(3)}, 3).atleast_2d().batch_size
+        torch.Size([1, 3])
+    """
+    return _grown(td, max(2 - td.batch_dims, 0), 0)
+
+
+def atleast_3d(td: NodeT) -> NodeT:
+    """Return the tree with three batch dims, new ones of size 1.
+
+    Where they stand is torch's choice: the first in front, the last behind the
+    others.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.zeros(3)}, 3).atleast_3d().batch_size
+        torch.Size([1, 3, 1])
+    """
+    dims = td.batch_dims
+    return _grown(td, max(2 - dims, 0), int(dims < 3))  # noqa: PLR2004
+
+
+def _grown(td: NodeT, front: int, back: int) -> NodeT:
+    """Return the tree with that many dims of size 1 before and behind the others."""
+    size = td.batch_size
+    if not front and not back:
+        return td
+    new = torch.Size((*(1,) * front, *size, *(1,) * back))
+    names = td.names
+    if names is not None:
+        names = (*(None,) * front, *names, *(None,) * back)
+    # Dims of size 1 fit any strides: these are views.
+    return _shaped(td, _reshaped(td._leaves, new, len(size)), new, names)
+
+
 def permute(td: NodeT, *dims: int | str | Sequence[int | str]) -> NodeT:
     """Return the tree with its batch dims in another order.
 
@@ -234,13 +471,13 @@ def permute(td: NodeT, *dims: int | str | Sequence[int | str]) -> NodeT:
         torch.Size([3, 2, 5])
     """
     size = td.batch_size
-    order = [as_dim(td, dim) for dim in _ints(dims)]
+    order = [as_dim(td, dim) for dim in as_list(dims)]
     count = len(size)
     if sorted(order) != list(range(count)):
         raise ShapeError(
             "permute takes every batch dim once",
             expected=f"an order of {list(range(count))}",
-            got=_ints(dims),
+            got=as_list(dims),
         )
     if order == list(range(count)):
         return td
@@ -282,6 +519,53 @@ def transpose(td: NodeT, dim0: int | str, dim1: int | str) -> NodeT:
     return _shaped(td, leaves, torch.Size([size[k] for k in order]), names)
 
 
+swapaxes = transpose
+swapdims = transpose
+
+
+def movedim(
+    td: NodeT,
+    source: int | str | Sequence[int | str],
+    destination: int | Sequence[int],
+) -> NodeT:
+    """Return the tree with some batch dims at other places, the rest in order.
+
+    Args:
+        td: the tree.
+        source: the dim to move, or several.
+        destination: the place of each among the batch dims of the result.
+
+    Raises:
+        ShapeError: a dim is no batch dim or comes twice, or there are not as many
+            places as dims.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2, 3, 4)}, [2, 3, 4])
+        >>> td.movedim(0, -1).batch_size
+        torch.Size([3, 4, 2])
+    """
+    moved = as_dims(td, source, "movedim")
+    places = as_dims(td, destination, "movedim")
+    if len(moved) != len(places):
+        raise ShapeError(
+            "movedim wants a place for every dim",
+            expected=f"{len(moved)} places",
+            got=destination,
+        )
+    target = dict(zip(places, moved, strict=True))
+    rest = iter([dim for dim in range(td.batch_dims) if dim not in moved])
+    order = [
+        target[place] if place in target else next(rest)
+        for place in range(td.batch_dims)
+    ]
+    return permute(td, order)
+
+
+moveaxis = movedim
+
+
 def expand(td: NodeT, *shape: int | Size) -> NodeT:
     """Return the tree with batch dims of size 1, and new dims in front, repeated.
 
@@ -302,7 +586,7 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
         torch.Size([2, 3, 4])
     """
     size = td.batch_size
-    wanted = _ints(shape)
+    wanted = as_list(shape)
     new = len(wanted) - len(size)
     fits = new >= 0
     target: list[Any] = []
@@ -311,7 +595,8 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
         pairs = zip(wanted, full, range(len(wanted)), strict=True)
         target = [n if w == -1 and i >= new else w for w, n, i in pairs]
         pairs = zip(target, full, strict=True)
-        fits = all([w >= 0 and (n in (1, w)) for w, n in pairs])
+        # Not `in`: Dynamo looks for the same symbol, not for an equal size.
+        fits = all([w >= 0 and (n == 1 or n == w) for w, n in pairs])  # noqa: PLR1714
     if not fits:
         raise ShapeError(
             f"batch_size={list(size)} does not expand to this",
@@ -320,14 +605,84 @@ def expand(td: NodeT, *shape: int | Size) -> NodeT:
         )
     if torch.Size(target) == size:
         return td
-    ranks = td._schema.ranks()
-    wide = {rank: (*target, *(-1,) * rank) for rank in set(ranks)}
-    rows = zip(td._leaves, ranks, strict=True)
-    leaves = tuple([x.expand(*wide[rank]) for x, rank in rows])
+    shapes = by_rank(td._schema.ranks(), target, -1)
+    rows = zip(td._leaves, shapes, strict=True)
+    leaves = tuple([x.expand(*wide) for x, wide in rows])
     names = td.names
     if names is not None:
         names = ((None,) * new) + names
     return _shaped(td, leaves, torch.Size(target), names)
+
+
+broadcast_to = expand
+
+
+def expand_as(td: NodeT, other: Node | torch.Tensor) -> NodeT:
+    """Return the tree expanded to the batch size of another tree.
+
+    Args:
+        td: the tree.
+        other: a tree, or a tensor of the wanted batch shape.
+
+    Returns:
+        Views: rows share memory.
+
+    Raises:
+        OperandError: `other` is neither.
+        ShapeError: the batch size does not expand to that of `other`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(3, 4)}, 3)
+        >>> td.expand_as(torch.zeros(2, 3)).batch_size
+        torch.Size([2, 3])
+    """
+    if not isinstance(other, (Node, torch.Tensor)):
+        raise OperandError(
+            "there is no shape to expand to",
+            expected="a tree or a tensor",
+            got=type(other).__name__,
+            fix="td.expand(shape) takes a shape",
+        )
+    return expand(td, other.shape)
+
+
+def narrow(td: NodeT, dim: int | str, start: int, length: int) -> NodeT:
+    """Return `length` rows of the tree along one batch dim, from `start` on.
+
+    Args:
+        td: the tree.
+        dim: the batch dim.
+        start: the first row; a negative one counts from the end.
+        length: how many rows.
+
+    Returns:
+        Views.
+
+    Raises:
+        ShapeError: `dim` is no batch dim.
+        TreeIndexError: there are no such rows.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.arange(5)}, 5).narrow(0, 1, 3)["x"]
+        tensor([1, 2, 3])
+    """
+    size = td.batch_size
+    at = as_dim(td, dim)
+    rows = size[at]
+    first = start + rows if start < 0 else start
+    if length < 0 or first < 0 or first + length > rows:
+        raise TreeIndexError(
+            f"batch dim {at} has no such rows",
+            expected=f"rows of the {rows} for batch_size={list(size)}",
+            got=f"{length} rows from {start} on",
+        )
+    leaves = tuple([x.narrow(at, first, length) for x in td._leaves])
+    new = torch.Size((*size[:at], length, *size[at + 1 :]))
+    return _shaped(td, leaves, new, td.names)
 
 
 def unbind(td: NodeT, dim: int | str = 0) -> tuple[NodeT, ...]:

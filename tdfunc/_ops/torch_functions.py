@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.node import Node
-from tdfunc._ops import convert, join, logic, order, pointwise, reduce, shape, unary
+from tdfunc._ops import (
+    convert,
+    join,
+    logic,
+    order,
+    pieces,
+    pointwise,
+    reduce,
+    shape,
+    unary,
+)
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -68,6 +78,33 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.permute: shape.permute,
     torch.transpose: shape.transpose,
     torch.unbind: shape.unbind,
+    torch.flatten: shape.flatten,
+    torch.unflatten: shape.unflatten,
+    torch.movedim: shape.movedim,
+    torch.moveaxis: shape.moveaxis,
+    torch.swapaxes: shape.swapaxes,
+    torch.swapdims: shape.swapdims,
+    torch.broadcast_to: shape.broadcast_to,
+    torch.narrow: shape.narrow,
+    torch.atleast_1d: shape.atleast_1d,
+    torch.atleast_2d: shape.atleast_2d,
+    torch.atleast_3d: shape.atleast_3d,
+    torch.split: pieces.split,
+    torch.chunk: pieces.chunk,
+    torch.tensor_split: pieces.tensor_split,
+    torch.tile: pieces.tile,
+    torch.repeat_interleave: pieces.repeat_interleave,
+    torch.roll: pieces.roll,
+    torch.flip: pieces.flip,
+    torch.fliplr: pieces.fliplr,
+    torch.flipud: pieces.flipud,
+    torch.rot90: pieces.rot90,
+    torch.gather: pieces.gather,
+    torch.index_select: pieces.index_select,
+    torch.take: pieces.take,
+    torch.masked_select: pieces.masked_select,
+    torch.masked_fill: pieces.masked_fill,
+    torch.where: pieces.where,
     torch.sum: reduce.sum,
     torch.mean: reduce.mean,
     torch.all: reduce.all,
@@ -160,13 +197,18 @@ _OPERATORS = {
 }
 
 # Torch's names of arguments that are the first ones here, in order.
-_POSITIONAL = ("tensors", "input", "other", "shape", "dims", "dim0", "dim1")
+_POSITIONAL = (
+    *("tensors", "tensor", "condition", "input", "other", "shape", "size"),
+    *("shifts", "dims", "dim0", "dim1", "axis0", "axis1"),
+)
 _TAKEN = frozenset(
     {
-        *("dim", "keepdim", "dtype"),
+        *("dim", "keepdim", "dtype", "start_dim", "end_dim", "sizes", "source"),
+        *("destination", "start", "length", "split_size_or_sections", "chunks"),
+        *("indices_or_sections", "repeats", "output_size", "k", "index", "mask"),
         *("alpha", "value", "end", "weight", "tensor1", "tensor2", "min", "max"),
         *("p", "ord", "q", "interpolation", "correction", "unbiased"),
-        *("k", "largest", "sorted", "descending", "stable"),
+        *("largest", "sorted", "descending", "stable"),
         *("rtol", "atol", "equal_nan"),
         *("decimals", "eps", "nan", "posinf", "neginf", "beta", "threshold"),
     }

@@ -348,6 +348,63 @@ def reshape(d: Data) -> Sides:
     )
 
 
+def flatten(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.flatten(0, 2) for x in flat]),
+        lambda: td.flatten(),  # noqa: PLW0108 - as the others are called
+        lambda: peer.flatten(0, 2),
+    )
+
+
+def unflatten(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.unflatten(0, (1, 3)) for x in flat]),
+        lambda: td.unflatten(0, (1, 3)),
+        lambda: peer.unflatten(0, (1, 3)),
+    )
+
+
+def split(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple(zip(*[x.split(2) for x in flat], strict=True)),
+        lambda: td.split(2),
+        lambda: peer.split(2),
+    )
+
+
+def gather(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    index = torch.tensor([2, 0])
+    wide = index[:, None].expand(2, 4)
+    return Sides(
+        lambda: tuple([x.gather(0, wide) for x in flat]),
+        lambda: td.gather(0, index),
+        lambda: peer.gather(0, index),
+    )
+
+
+def repeat(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    return Sides(
+        lambda: tuple([x.repeat(2, 1) for x in flat]),
+        lambda: td.repeat(2),
+        lambda: peer.repeat(2),
+    )
+
+
+def where(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    mask = MASK[:, None]
+    return Sides(
+        lambda: tuple([torch.where(mask, x, x) for x in flat]),
+        lambda: td.where(MASK, td),
+        lambda: peer.where(MASK, peer),
+    )
+
+
 def stack_ten(d: Data) -> Sides:
     flats, tds, peers = [d.flat] * 10, [d.td] * 10, [d.peer] * 10
     return Sides(
@@ -512,6 +569,12 @@ CASES: tuple[Case, ...] = (
     *on(THREE_DIMS, "permute", permute, 1.2),
     *on(THREE_DIMS, "transpose", transpose),
     *on(NESTED, "reshape", reshape, 1.6),
+    *on(THREE_DIMS, "flatten", flatten, 1.2),
+    *on(NESTED, "unflatten", unflatten, 1.2),
+    *on(NESTED, "split", split, 1.7),
+    *on(NESTED, "gather", gather, 1.7),
+    *on(NESTED, "repeat", repeat, 1.7),
+    *on(NESTED, "where", where, 1.7),
     *on(EVERY, "stack 10", stack_ten, 1.1),
     *on(EVERY, "cat 10", cat_ten, 1.1),
     *on(EVERY, "clone", clone),
