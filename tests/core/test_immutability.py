@@ -177,6 +177,26 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
         "permute": (0,),
         "transpose": (0, 0),
         "expand": (4, 2),
+        "broadcast_to": (4, 2),
+        "expand_as": (td,),
+        "view": (2, 1),
+        "unflatten": (0, (1, 2)),
+        **dict.fromkeys(("movedim", "moveaxis", "swapaxes", "swapdims"), (0, 0)),
+        "narrow": (0, 0, 1),
+        "split": (1,),
+        "chunk": (2,),
+        "tensor_split": (2,),
+        "repeat": (2,),
+        "repeat_interleave": (2,),
+        "roll": (1,),
+        "flip": (0,),
+        "pad": ((1, 1),),
+        "gather": (0, torch.tensor([1, 0])),
+        "index_select": (0, torch.tensor([1])),
+        "take": (torch.tensor([1]),),
+        "masked_select": (torch.tensor([True, False]),),
+        "masked_fill": (torch.tensor([True, False]), 1),
+        "where": (torch.tensor([True, False]), 0),
         "get": ("x",),
         "stack": ([td, td],),
         "cat": ([td, td],),
@@ -191,7 +211,9 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
         if name.startswith("_"):
             continue
         args = (td,) if name in one_operand else arguments.get(name, ())
-        method(*args)
+        # A plane has two dims.
+        use = getattr(td[None], name) if name in {"fliplr", "rot90"} else method
+        use(*args)
         called += 1
         assert fingerprint(tensors) == before, name
         assert (td.keys(True), td.batch_size, td.names) == (keys, size, None), name
