@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.node import Node
-from tdfunc._ops import convert, join, pointwise, reduce, shape
+from tdfunc._ops import convert, create, join, pointwise, reduce, shape
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.any: reduce.any,
     torch.clone: convert.clone,
     torch.detach: convert.detach,
+    torch.zeros_like: create.zeros_like,
+    torch.ones_like: create.ones_like,
+    torch.empty_like: create.empty_like,
+    torch.full_like: create.full_like,
+    torch.rand_like: create.rand_like,
+    torch.randn_like: create.randn_like,
     torch.abs: pointwise.abs,
     torch.neg: pointwise.neg,
 }
@@ -77,7 +83,7 @@ _OPERATORS = {
 
 # Torch's names of arguments that are the first ones here, in order.
 _POSITIONAL = ("tensors", "input", "other", "shape", "dims", "dim0", "dim1")
-_TAKEN = frozenset({"dim", "keepdim", "dtype"})
+_TAKEN = frozenset({"dim", "keepdim", "dtype", "device", "generator", "fill_value"})
 
 
 def _either(
