@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
@@ -21,10 +22,12 @@ from torch.utils import _pytree as torch_pytree
 import tdfunc
 from property_tests import model as m
 from tdfunc import TensorDict
-from tdfunc._ops import at as rows
 from tdfunc._ops import (
+    arrays,
     convert,
+    create,
     entries,
+    from_python,
     index,
     join,
     leafwise,
@@ -33,12 +36,14 @@ from tdfunc._ops import (
     pack,
     pieces,
     pointwise,
+    pytrees,
     reduce,
     restructure,
     shape,
     state,
     unary,
 )
+from tdfunc._ops import at as rows
 from tdfunc.testing import (
     assert_pure,
     assert_valid,
@@ -84,10 +89,15 @@ def operand_for(draw: Draw, td: TensorDict) -> Any:
     )
 
 
+@dataclass
+class Holder:
+    entry: Any
+
+
 def uniform(td: TensorDict) -> TensorDict:
     """Return the tree of tensors of one dtype, without nested nodes and statics."""
-    tensors_only = {k: v for k, v in td.items() if isinstance(v, torch.Tensor)}
-    return TensorDict(tensors_only, td.batch_size).to(torch.complex128)
+    leaves = {key: td[key] for key in td.keys(leaves_only=True)}
+    return TensorDict(leaves, td.batch_size).to(torch.complex128)
 
 
 def mask_for(draw: Draw, td: TensorDict) -> torch.Tensor:
@@ -308,6 +318,39 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         dim_of(draw, td, 1),
     ),
     "ravel": just(lambda td: (flat := tdfunc.ravel(td))[1](flat[0])),
+    # _ops.create
+    **{
+        name: just(getattr(tdfunc, name))
+        for name in ("zeros_like", "ones_like", "empty_like", "rand_like", "randn_like")
+    },
+    "full_like": just(tdfunc.full_like, 3),
+    "from_schema": lambda _, td: (
+        lambda td: tdfunc.from_schema(
+            {key: (td[key].shape, td[key].dtype) for key in td.keys(True, True)}
+        ),
+        td,
+    ),
+    "fromkeys": lambda _, td: (lambda td: tdfunc.fromkeys(["a", "b"], td), td),
+    # _ops.from_python
+    "from_any": just(lambda td: tdfunc.from_any({"a": (td, [td])})),
+    "from_dataclass": just(lambda td: tdfunc.from_dataclass(Holder(td))),
+    "from_list": just(lambda td: tdfunc.from_list([td, td])),
+    "from_namedtuple": just(lambda td: tdfunc.from_namedtuple(td.to_namedtuple())),
+    "from_tuple": just(lambda td: tdfunc.from_tuple((td, td))),
+    "to_namedtuple": just(tdfunc.to_namedtuple),
+    "to_tensordict": just(tdfunc.to_tensordict),
+    # _ops.pytrees
+    "from_pytree": just(lambda td: tdfunc.from_pytree([td, {1: td}])[0]),
+    "to_pytree": just(lambda td: tdfunc.to_pytree(*tdfunc.from_pytree(td.to_dict()))),
+    # _ops.arrays
+    "to_numpy": just(tdfunc.to_numpy),
+    "from_numpy": just(lambda td: tdfunc.from_numpy(td.detach().to_numpy())),
+    "to_struct_array": just(tdfunc.to_struct_array),
+    "from_struct_array": just(
+        lambda td: tdfunc.from_struct_array(td.detach().to_struct_array())
+    ),
+    "to_dlpack": just(tdfunc.to_dlpack),
+    "from_dlpack": just(lambda td: tdfunc.from_dlpack(td.detach().to_dlpack())),
     # _ops.state
     "state_dict": lambda draw, td: (
         lambda td, flag: tdfunc.state_dict(td, flatten=flag),
@@ -432,8 +475,9 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
-    modules = (convert, entries, index, join, leafwise, logic, order, pack, pieces)
-    for module in (*modules, pointwise, reduce, restructure, rows, shape, state, unary):
+    modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
+    more = (logic, order, pack, pieces, pointwise, pytrees, reduce, restructure, rows)
+    for module in (*modules, *more, shape, state, unary):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
@@ -441,8 +485,9 @@ def operations() -> Iterator[str]:
 # These take a module, and have a test of their own below.
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
-HELPERS = {"as_dim", "ValuesIndices"}
-HELPERS = {"as_dim", "PackLayout"}
+HELPERS = {
+    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+}
 
 
 def test_table_has_every_operation() -> None:

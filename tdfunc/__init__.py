@@ -13,6 +13,12 @@ from tdfunc import typing as typing
 # Trees
 from tdfunc._core.schema import Schema as Schema
 from tdfunc._core.statics import NonTensorData as NonTensorData
+from tdfunc._ops.arrays import from_dlpack as from_dlpack
+from tdfunc._ops.arrays import from_numpy as from_numpy
+from tdfunc._ops.arrays import from_struct_array as from_struct_array
+from tdfunc._ops.arrays import to_dlpack as to_dlpack
+from tdfunc._ops.arrays import to_numpy as to_numpy
+from tdfunc._ops.arrays import to_struct_array as to_struct_array
 
 # Operations, each also a method of the same name
 from tdfunc._ops.at import At as At
@@ -24,6 +30,14 @@ from tdfunc._ops.convert import from_dict as from_dict
 from tdfunc._ops.convert import to as to
 from tdfunc._ops.convert import to_dict as to_dict
 from tdfunc._ops.convert import with_statics as with_statics
+from tdfunc._ops.create import empty_like as empty_like
+from tdfunc._ops.create import from_schema as from_schema
+from tdfunc._ops.create import fromkeys as fromkeys
+from tdfunc._ops.create import full_like as full_like
+from tdfunc._ops.create import ones_like as ones_like
+from tdfunc._ops.create import rand_like as rand_like
+from tdfunc._ops.create import randn_like as randn_like
+from tdfunc._ops.create import zeros_like as zeros_like
 from tdfunc._ops.entries import drop as drop
 from tdfunc._ops.entries import exclude as exclude
 from tdfunc._ops.entries import replace as replace
@@ -32,6 +46,13 @@ from tdfunc._ops.entries import set as set
 from tdfunc._ops.entries import update as update
 from tdfunc._ops.entries import with_batch_size as with_batch_size
 from tdfunc._ops.entries import with_names as with_names
+from tdfunc._ops.from_python import from_any as from_any
+from tdfunc._ops.from_python import from_dataclass as from_dataclass
+from tdfunc._ops.from_python import from_list as from_list
+from tdfunc._ops.from_python import from_namedtuple as from_namedtuple
+from tdfunc._ops.from_python import from_tuple as from_tuple
+from tdfunc._ops.from_python import to_namedtuple as to_namedtuple
+from tdfunc._ops.from_python import to_tensordict as to_tensordict
 from tdfunc._ops.join import cat as cat
 from tdfunc._ops.join import stack as stack
 from tdfunc._ops.leafwise import apply as apply
@@ -102,6 +123,9 @@ from tdfunc._ops.pointwise import pow as pow
 from tdfunc._ops.pointwise import remainder as remainder
 from tdfunc._ops.pointwise import rsub as rsub
 from tdfunc._ops.pointwise import sub as sub
+from tdfunc._ops.pytrees import PyTreeDef as PyTreeDef
+from tdfunc._ops.pytrees import from_pytree as from_pytree
+from tdfunc._ops.pytrees import to_pytree as to_pytree
 from tdfunc._ops.reduce import ValuesIndices as ValuesIndices
 from tdfunc._ops.reduce import all as all
 from tdfunc._ops.reduce import amax as amax
@@ -239,6 +263,30 @@ __all__ = [
     "to",
     "to_dict",
     "with_statics",
+    "from_dlpack",
+    "from_numpy",
+    "from_struct_array",
+    "to_dlpack",
+    "to_numpy",
+    "to_struct_array",
+    "empty_like",
+    "from_schema",
+    "fromkeys",
+    "full_like",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "zeros_like",
+    "from_any",
+    "from_dataclass",
+    "from_list",
+    "from_namedtuple",
+    "from_tuple",
+    "to_namedtuple",
+    "to_tensordict",
+    "PyTreeDef",
+    "from_pytree",
+    "to_pytree",
     "drop",
     "exclude",
     "replace",

@@ -15,10 +15,12 @@ from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, assemble_flat
 from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
-from tdfunc._ops import at as _at
 from tdfunc._ops import (
+    arrays,
     convert,
+    create,
     entries,
+    from_python,
     index,
     join,
     leafwise,
@@ -27,12 +29,14 @@ from tdfunc._ops import (
     pack,
     pieces,
     pointwise,
+    pytrees,
     reduce,
     restructure,
     shape,
     state,
     unary,
 )
+from tdfunc._ops import at as _at
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
 from tdfunc.func import _modules
@@ -80,6 +84,18 @@ class Tree(Node):
     clone = convert.clone
     contiguous = convert.contiguous
     to_dict = convert.to_dict
+    to_tensordict = from_python.to_tensordict
+    to_namedtuple = from_python.to_namedtuple
+    to_pytree = pytrees.to_pytree
+    to_numpy = arrays.to_numpy
+    to_struct_array = arrays.to_struct_array
+    to_dlpack = arrays.to_dlpack
+    zeros_like = create.zeros_like
+    ones_like = create.ones_like
+    empty_like = create.empty_like
+    full_like = create.full_like
+    rand_like = create.rand_like
+    randn_like = create.randn_like
     ravel = pack.ravel
     pack = pack.pack
     state_dict = state.state_dict
@@ -405,5 +421,16 @@ class TensorDict(Tree, plain=True):
         self._names = None if names is None else as_names(names, len(size))
 
     from_dict = staticmethod(convert.from_dict)
+    from_list = staticmethod(from_python.from_list)
+    from_tuple = staticmethod(from_python.from_tuple)
+    from_namedtuple = staticmethod(from_python.from_namedtuple)
+    from_dataclass = staticmethod(from_python.from_dataclass)
+    from_any = staticmethod(from_python.from_any)
+    from_pytree = staticmethod(pytrees.from_pytree)
+    from_numpy = staticmethod(arrays.from_numpy)
+    from_struct_array = staticmethod(arrays.from_struct_array)
+    from_dlpack = staticmethod(arrays.from_dlpack)
+    from_schema = staticmethod(create.from_schema)
+    fromkeys = staticmethod(create.fromkeys)
     from_module = staticmethod(_modules.from_module)
     from_modules = staticmethod(_modules.from_modules)

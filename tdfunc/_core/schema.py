@@ -743,6 +743,11 @@ class Schema:
         """
         return self._rebuilt(kids, surpluses=surpluses)
 
+    def of_class(self, cls: type[Any]) -> Schema:
+        """Return the structure in which every node is of one class."""
+        rows = [(*row[:3], None if row[3] is None else cls) for row in self.entries()]
+        return schema_from_entries(cls, rows)
+
     def flattened(self) -> Schema:
         """Return the schema of scalars: every feature rank and surplus is 0."""
         known = self._memo.get("flattened")
@@ -1208,6 +1213,7 @@ register_trace_constant(
         "narrowed_before",
         "node_keys",
         "outside",
+        "of_class",
         "parted",
         "paths",
         "ranks",

@@ -187,7 +187,7 @@ def to_dict(td: Node) -> dict[str, Any]:
 
 
 def from_dict(
-    entries: Entries,
+    entries: Entries | Node,
     *,
     batch_size: Size | None = None,
     auto_batch_size: bool = False,

@@ -177,8 +177,11 @@ def load_state_dict(
         )
     leaves: list[torch.Tensor] = []
     for path, leaf in zip(schema.paths(), td._leaves, strict=True):
-        new = found.get(path, leaf)
-        leaves.append(_kept(path, new, leaf) if cast == "keep" else new)
+        new = found.get(path)
+        if new is not None:
+            leaves.append(_kept(path, new, leaf) if cast == "keep" else new)
+        else:
+            leaves.append(leaf)
     size = sizes.get((), size)
     resized = _resized(schema, leaves, sizes, size)
     old = zip(schema.static_paths(), td._statics.values, strict=True)
@@ -188,8 +191,6 @@ def load_state_dict(
 
 def _kept(path: Path, new: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the state with dtype and device of the leaf it replaces."""
-    if new is leaf:
-        return leaf
     if new.is_complex() and not leaf.is_complex():
         raise InvalidLeafError(
             "a complex tensor would lose its imaginary part",
@@ -206,7 +207,7 @@ def _tensors(
 ) -> tuple[dict[Path, torch.Tensor], list[str]]:
     """Return the tensors of a state by path, and the names of those not in `schema`."""
     nested = any([isinstance(v, Mapping) for k, v in state.items() if k != _REST])
-    places = {p: p for p in schema.paths()}
+    places: dict[Path, Path] = {p: p for p in schema.paths()}
     if not nested:
         places = {(n,): p for n, p in zip(schema.dotted(), places, strict=True)}
     found: dict[Path, torch.Tensor] = {}

@@ -10,6 +10,7 @@ import torch
 from tdfunc._core.node import Node
 from tdfunc._ops import (
     convert,
+    create,
     join,
     logic,
     order,
@@ -127,6 +128,12 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.nn.functional.log_softmax: order.log_softmax,
     torch.clone: convert.clone,
     torch.detach: convert.detach,
+    torch.zeros_like: create.zeros_like,
+    torch.ones_like: create.ones_like,
+    torch.empty_like: create.empty_like,
+    torch.full_like: create.full_like,
+    torch.rand_like: create.rand_like,
+    torch.randn_like: create.randn_like,
     torch.abs: pointwise.abs,
     torch.neg: pointwise.neg,
     torch.clamp: logic.clamp,
@@ -203,6 +210,7 @@ _POSITIONAL = (
 )
 _TAKEN = frozenset(
     {
+        *("device", "generator", "fill_value"),
         *("dim", "keepdim", "dtype", "start_dim", "end_dim", "sizes", "source"),
         *("destination", "start", "length", "split_size_or_sections", "chunks"),
         *("indices_or_sections", "repeats", "output_size", "k", "index", "mask"),

@@ -46,7 +46,7 @@ TORCH_PRIVATES = "tdfunc._core._torch"
 def _declared_dependencies() -> tuple[set[str], set[str]]:
     """Return the required packages, and the optional ones that have a feature."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    tooling = {"examples", "interop", "docs", "test", "dev"}
+    tooling = {"examples", "docs", "test", "dev"}
     extras = project["optional-dependencies"]
     features = [need for name in extras.keys() - tooling for need in extras[name]]
 
@@ -243,7 +243,7 @@ def test_cycle_is_found_unless_it_is_for_types_only() -> None:
 @pytest.mark.parametrize(
     ("sources", "fault"),
     [
-        (["import tensordict"], "does not declare"),
+        (["import requests"], "does not declare"),
         (["def f():\n  import sklearn"], "does not declare"),
         (["import pyarrow.parquet"], "outside a function"),
         (["if TYPE_CHECKING:\n  pass\nelse:\n  import h5py"], "outside a function"),

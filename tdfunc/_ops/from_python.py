@@ -1,0 +1,484 @@
+"""Trees of Python's own containers, and back.
+
+What the `from_` functions share: containers nest as deep as you like, and inside
+them mappings, tuples, named tuples, `torch.return_types`, dataclass instances and
+structured arrays become nodes by their keys, positions and fields; all else is what it
+is in the constructor.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tdfunc._core.batch import as_size
+from tdfunc._core.node import Node, entry_at, make
+from tdfunc._core.schema import Schema
+from tdfunc._core.statics import NonTensorData
+from tdfunc._ops.convert import from_dict
+from tdfunc._ops.join import stack
+from tdfunc.errors import (
+    BatchSizeError,
+    InvalidKeyError,
+    OperandError,
+    StructureError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tdfunc.typing import Device, DimNames, Path, Size
+
+__all__ = [
+    "children",
+    "from_any",
+    "from_dataclass",
+    "from_list",
+    "from_namedtuple",
+    "from_tuple",
+    "to_namedtuple",
+    "to_tensordict",
+    "unfolded",
+]
+
+
+def fields_of(value: Any) -> tuple[str, ...] | None:
+    """Return the field names of a named tuple or of a return type of torch, or None."""
+    if not isinstance(value, tuple):
+        return None
+    names = getattr(value, "_fields", None)
+    if names is None and hasattr(type(value), "n_sequence_fields"):
+        names = getattr(type(value), "__match_args__", None)
+    return names
+
+
+def children(value: Any) -> dict[Any, Any] | None:
+    """Return the entries of the node that a container becomes, None if it is none."""
+    if isinstance(value, Node):
+        return None
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple):
+        names = fields_of(value)
+        keys = map(str, range(len(value))) if names is None else names
+        return dict(zip(keys, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray) and value.dtype.names is not None:
+        return {name: _field(value[name]) for name in value.dtype.names}
+    return None
+
+
+def _field(column: Any) -> Any:
+    """Return a field of a structured array; what is not numeric as one static."""
+    if column.dtype.names is not None or column.dtype.kind in "biufc":
+        return column
+    return NonTensorData(column)
+
+
+def unfolded(
+    value: Any,
+    opened: Callable[[Any], dict[Any, Any] | None],
+    leaf: Callable[[Any, Path], Any] | None = None,
+) -> dict[Any, Any]:
+    """Return a container as nested dicts.
+
+    Args:
+        value: the container.
+        opened: gives the entries of a container, None for what is none.
+        leaf: what to put in place of all else, given its path; None keeps it.
+
+    Raises:
+        StructureError: a container contains itself.
+    """
+    root: dict[Any, Any] = {}
+    first: Iterator[tuple[Any, Any]] = iter((opened(value) or {}).items())
+    stack: list[tuple[Path, dict[Any, Any], Iterator[tuple[Any, Any]], int]] = [
+        ((), root, first, id(value))
+    ]
+    inside = {id(value)}
+    while stack:
+        above, entries, rest, own = stack[-1]
+        for key, item in rest:
+            path = (*above, key)
+            inner = opened(item)
+            if inner is None:
+                entries[key] = item if leaf is None else leaf(item, path)
+                continue
+            if id(item) in inside:
+                raise StructureError("a container contains itself", path=path)
+            inside.add(id(item))
+            entries[key] = node = {}
+            stack.append((path, node, iter(inner.items()), id(item)))
+            break
+        else:
+            stack.pop()
+            inside.discard(own)
+    return root
+
+
+def _wrong(what: str, expected: str, value: Any, fix: str) -> OperandError:
+    return OperandError(what, expected=expected, got=type(value).__name__, fix=fix)
+
+
+def from_tuple(
+    values: tuple[Any, ...],
+    *,
+    batch_size: Size | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Device | None = None,
+    names: DimNames | None = None,
+) -> Any:
+    """Return the tree of a tuple, with keys ``"0"``, ``"1"``, ... in that order.
+
+    Args:
+        values: the tuple.
+        batch_size: as in `from_dict`, like the rest.
+        auto_batch_size: infer the batch size.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves.
+        names: a name (or None) for every batch dim.
+
+    Raises:
+        OperandError: `values` is no tuple, or one with field names.
+        TdfuncError: what `from_dict` raises.
+
+    Examples:
+        >>> import torch
+        >>> import tdfunc
+        >>> tdfunc.from_tuple((torch.zeros(3), (1, "text")))["1", "0"]
+        tensor(1)
+    """
+    if not isinstance(values, tuple) or fields_of(values) is not None:
+        what = "this is no plain tuple"
+        raise _wrong(what, "a tuple", values, "tdfunc.from_any(values)")
+    return from_dict(
+        unfolded(values, children),
+        batch_size=batch_size,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        names=names,
+    )
+
+
+def from_namedtuple(
+    values: tuple[Any, ...],
+    *,
+    batch_size: Size | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Device | None = None,
+    names: DimNames | None = None,
+) -> Any:
+    """Return the tree of a named tuple, or of what a torch function returned.
+
+    Args:
+        values: a named tuple, or one of `torch.return_types`.
+        batch_size: as in `from_dict`, like the rest.
+        auto_batch_size: infer the batch size.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves.
+        names: a name (or None) for every batch dim.
+
+    Raises:
+        OperandError: `values` has no field names.
+        TdfuncError: what `from_dict` raises.
+
+    Examples:
+        >>> import torch
+        >>> import tdfunc
+        >>> td = tdfunc.from_namedtuple(torch.max(torch.eye(3), 0), batch_size=3)
+        >>> td.keys()
+        ('values', 'indices')
+    """
+    if fields_of(values) is None:
+        what = "this is no named tuple"
+        raise _wrong(what, "a tuple with fields", values, "tdfunc.from_any(values)")
+    return from_dict(
+        unfolded(values, children),
+        batch_size=batch_size,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        names=names,
+    )
+
+
+def from_dataclass(
+    value: Any,
+    *,
+    batch_size: Size | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Device | None = None,
+    names: DimNames | None = None,
+) -> Any:
+    """Return the tree of the fields of a dataclass instance.
+
+    Args:
+        value: an instance of a dataclass.
+        batch_size: as in `from_dict`, like the rest.
+        auto_batch_size: infer the batch size.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves.
+        names: a name (or None) for every batch dim.
+
+    Raises:
+        OperandError: `value` is no such instance; the class itself is none.
+        TdfuncError: what `from_dict` raises.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> import tdfunc
+        >>> @dataclass
+        ... class Step:
+        ...     obs: torch.Tensor
+        ...     tag: str
+        >>> tdfunc.from_dataclass(Step(torch.zeros(3), "a"), batch_size=3)["tag"]
+        'a'
+    """
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        raise _wrong(
+            "this is no instance of a dataclass",
+            "an instance",
+            value,
+            f"tdfunc.from_dataclass({value.__name__}(...))"
+            if isinstance(value, type)
+            else "tdfunc.from_any(value)",
+        )
+    return from_dict(
+        unfolded(value, children),
+        batch_size=batch_size,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        names=names,
+    )
+
+
+def from_list(
+    rows: list[Any] | tuple[Any, ...],
+    *,
+    batch_size: Size | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Device | None = None,
+    names: DimNames | None = None,
+) -> Any:
+    """Return the trees of a list stacked along a new first batch dim.
+
+    Args:
+        rows: trees, or containers that `from_any` converts, all with the same entries.
+        batch_size: the batch size of the result, which starts with the length of
+            `rows`; what follows is that of each row. By default trees keep their own,
+            and other rows have none.
+        auto_batch_size: infer the batch size of the result.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves.
+        names: a name (or None) for every batch dim of the result.
+
+    Returns:
+        A tree with copies of all tensors.
+
+    Raises:
+        BatchSizeError: `batch_size` does not start with the length of `rows`, or a
+            leaf does not start with the rest of it.
+        OperandError: `rows` is empty or no list, or a row is no container.
+        StructureError: rows have other entries or statics than the first.
+        TdfuncError: what `from_dict` and `stack` raise.
+
+    Examples:
+        >>> import tdfunc
+        >>> rows = [{"x": 1.0, "y": [1, 2]}, {"x": 2.0, "y": [3, 4]}]
+        >>> td = tdfunc.from_list(rows)
+        >>> td.batch_size, td["y"].shape
+        (torch.Size([2]), torch.Size([2, 2]))
+    """
+    if not isinstance(rows, (list, tuple)) or not rows:
+        raise OperandError(
+            "there is nothing to stack",
+            expected="a list of at least one row",
+            got="an empty list" if isinstance(rows, list) else type(rows).__name__,
+        )
+    inner = None
+    if batch_size is not None:
+        whole = as_size(batch_size)
+        if whole[:1] != (len(rows),):
+            raise BatchSizeError(
+                "the batch size does not start with the number of rows",
+                expected=f"[{len(rows)}, ...]",
+                got=list(whole),
+                fix=f"batch_size={[len(rows), *whole[1:]]}",
+            )
+        inner = whole[1:]
+    tds: list[Any] = []
+    for at, row in enumerate(rows):
+        if isinstance(row, Node):
+            tds.append(row if inner is None else from_dict(row, batch_size=inner))
+            continue
+        if children(row) is None:
+            what = f"row {at} can not become a tree"
+            raise _wrong(what, "a tree or a mapping", row, "torch.tensor(rows)")
+        tds.append(from_dict(unfolded(row, children), batch_size=inner or ()))
+    td = stack(tds)
+    infer = auto_batch_size or batch_dims is not None
+    if not infer:
+        batch_size = td.batch_size
+        names = td.names if names is None else names
+    return from_dict(
+        td,
+        batch_size=batch_size,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        names=names,
+    )
+
+
+def from_any(
+    value: Any,
+    *,
+    batch_size: Size | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Device | None = None,
+    names: DimNames | None = None,
+) -> Any:
+    """Return the tree of a container of any kind; what is none comes back unchanged.
+
+    Mappings, tuples, named tuples, `torch.return_types`, dataclass instances and
+    structured arrays (whose batch size is their shape) become trees; a list of those,
+    or of trees, becomes their stack. Trees, tensors, strings, numbers, arrays, other
+    lists and all else are returned as they are, whatever the options.
+
+    Args:
+        value: anything.
+        batch_size: as in `from_dict`, like the rest.
+        auto_batch_size: infer the batch size.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves.
+        names: a name (or None) for every batch dim.
+
+    Raises:
+        TdfuncError: what the function for this kind raises.
+
+    Examples:
+        >>> import tdfunc
+        >>> tdfunc.from_any({"pair": (1, 2)})["pair"].keys()
+        ('0', '1')
+        >>> tdfunc.from_any("text")
+        'text'
+    """
+    convert: Callable[..., Any] = from_dict
+    entries = value
+    if isinstance(value, list):
+        if not value or not all([_is_row(row) for row in value]):
+            return value
+        convert = from_list
+    elif children(value) is None:
+        return value
+    else:
+        entries = unfolded(value, children)
+        infer = auto_batch_size or batch_dims is not None
+        if isinstance(value, np.ndarray) and batch_size is None and not infer:
+            batch_size = value.shape
+    return convert(
+        entries,
+        batch_size=batch_size,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        names=names,
+    )
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Node) or children(value) is not None
+
+
+def to_namedtuple(td: Node, dest_cls: Callable[..., Any] | None = None) -> Any:
+    """Return the entries as a named tuple, nested nodes as named tuples too.
+
+    Batch sizes and dim names are not kept.
+
+    Args:
+        td: the tree.
+        dest_cls: what to call with the entries of `td` as keywords: a named tuple, a
+            dataclass. None makes a class for these keys; trees with the same keys in
+            the same order share it. It has no name to be pickled by.
+
+    Raises:
+        InvalidKeyError: a key can not be a field.
+        StructureError: `dest_cls` does not take these keywords.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"a": 1, "n": {"s": "x"}}).to_namedtuple()
+        Entries(a=tensor(1), n=Entries(s='x'))
+    """
+    walked = td._schema.walk()
+    nodes = [((), td._schema.keys)]
+    nodes += [(s.path, s.kid.keys) for s in walked if isinstance(s.kid, Schema)]
+    built: dict[Path, Any] = {}
+    # Parents come before children, so from the end every child is there.
+    for path, keys in reversed(nodes):
+        values = {}
+        for key in keys:
+            here = (*path, key)
+            values[key] = built.pop(here) if here in built else entry_at(td, here)
+        if path or dest_cls is None:
+            built[path] = _entries_class(path, keys)(**values)
+            continue
+        try:
+            built[path] = dest_cls(**values)
+        except TypeError as error:
+            raise StructureError(
+                "the class does not take these entries",
+                expected=f"what {getattr(dest_cls, '__name__', dest_cls)} takes",
+                got=f"{list(keys)} ({error})",
+                fix="td.select(...) or td.to_namedtuple()",
+            ) from error
+    return built[()]
+
+
+def _entries_class(path: Path, keys: tuple[str, ...]) -> Callable[..., Any]:
+    try:
+        return _named(keys)
+    except ValueError as error:
+        raise InvalidKeyError(
+            "a key can not be the field of a named tuple",
+            path=path,
+            expected="identifiers that do not start with an underscore",
+            got=error,
+            fix="td.to_dict()",
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _named(keys: tuple[str, ...]) -> Callable[..., Any]:
+    made: Any = collections.namedtuple  # noqa: PYI024 - the fields are data
+    return made("Entries", keys)
+
+
+def to_tensordict(td: Node) -> Any:
+    """Return the tree with every node a plain `TensorDict`, sharing all leaves.
+
+    Examples:
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": 1})
+        >>> td.to_tensordict() is td
+        True
+    """
+    size = td.batch_size
+    schema = td._schema.of_class(Node._plain)
+    if schema is td._schema:
+        return td
+    return make(schema, td._leaves, td._statics, size, td._names)
