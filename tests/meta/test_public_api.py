@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -88,6 +89,7 @@ def fresh_import() -> dict[str, Any]:
     return probe("import tdfunc")
 
 
+@functools.cache
 def public_modules() -> list[str]:
     """Return the modules without an underscore in their path."""
     return [
