@@ -425,8 +425,27 @@ def merge(first: NodeT, *others: NodeT) -> NodeT:
                 fix="a.update(b) lets the second win",
             )
         same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
+        _check_sizes(whole, same)
         whole = update(whole, same)
     return whole
+
+
+def _check_sizes(whole: Node, tree: Node) -> None:
+    """Raise if a node that both have, with leaves in both, has two batch sizes."""
+    for path, kid, *_ in tree._schema.walk():
+        found = whole._schema.find(path)
+        if not isinstance(kid, Schema) or found is None:
+            continue
+        if kid.n and isinstance(found.kid, Schema) and found.kid.n:
+            size, other = size_at(whole, path), size_at(tree, path)
+            if size != other:
+                raise ShapeError(
+                    "the trees have other batch sizes",
+                    path=path,
+                    expected=list(size),
+                    got=list(other),
+                    fix="td.with_batch_size(size) reads one of them anew",
+                )
 
 
 def _clashes(left: Schema, right: Schema) -> list[Path]:
