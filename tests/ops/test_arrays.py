@@ -156,7 +156,7 @@ def test_dlpack_with_another_library() -> None:
     assert np.shares_memory(arrays["i"], td["i"].numpy())
     own = {"n": {"x": np.ones((2, 3)), "s": "text"}, "t": ramp(2)}
     out = tdfunc.from_dlpack(own, batch_size=2, names=["t"])
-    assert out["n", "x"].data_ptr() == own["n"]["x"].ctypes.data  # pyright: ignore[reportIndexIssue]
+    assert out["n", "x"].data_ptr() == own["n"]["x"].ctypes.data
     assert out["t"] is own["t"]
     assert out["n", "s"] == "text"
     assert tdfunc.from_dlpack(own, auto_batch_size=True)["n"].batch_size == (2, 3)

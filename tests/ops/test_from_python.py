@@ -131,12 +131,13 @@ def test_other_kinds_are_refused(fn: Any, value: Any, what: str) -> None:
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    for fn, value in (
+    calls: list[tuple[Any, Any]] = [
         (tdfunc.from_tuple, (1,)),
         (tdfunc.from_namedtuple, Point(1, 2)),
         (tdfunc.from_dataclass, Step(ramp(1))),
         (tdfunc.from_any, (1,)),
-    ):
+    ]
+    for fn, value in calls:
         with pytest.raises(OptionError, match="given and to be inferred"):
             fn(value, batch_size=[], auto_batch_size=True)
     with pytest.raises(OptionError, match="given and to be inferred"):

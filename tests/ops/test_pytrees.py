@@ -190,7 +190,7 @@ def test_trees_with_other_entries_are_refused() -> None:
     with pytest.raises(StructureError, match=r"expected the keys \['0', '1'\]"):
         td.drop("0").to_pytree(treedef)
     with pytest.raises(OperandError, match="only a tree definition"):
-        td.to_pytree("list")  # pyright: ignore[reportArgumentType]
+        td.to_pytree("list")
 
 
 def test_deep_pytrees_convert() -> None:
