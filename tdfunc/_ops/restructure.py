@@ -363,7 +363,9 @@ def auto_batch_size(td: NodeT, batch_dims: int | None = None) -> NodeT:
                 got=type(leaf).__name__,
             )
     shapes: list[Any] = [leaf.shape for leaf in leaves]
-    most = max(map(len, shapes), default=0) if batch_dims is None else batch_dims
+    most = max([len(s) for s in shapes], default=0)
+    if batch_dims is not None:
+        most = batch_dims
     found: Any = as_constants(shapes)
     schema, dims = schema.inferred(found, most)
     size = shapes[0][:dims] if shapes else torch.Size()
