@@ -163,8 +163,8 @@ def functional_call(
         >>> import tdfunc
         >>> net = torch.nn.Linear(3, 1)
         >>> params = tdfunc.from_module(net) * 0
-        >>> tdfunc.func.functional_call(net, params, torch.ones(2, 3)).tolist()
-        [[0.0], [0.0]]
+        >>> tdfunc.func.functional_call(net, params, torch.ones(2, 3)).shape
+        torch.Size([2, 1])
     """
     tensors = dotted(params)
     if buffers is not None:
