@@ -317,11 +317,12 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
         >>> TensorDict({"a": 1, "b": 2}).drop("a").keys()
         ('b',)
     """
+    size = td.batch_size  # before the schema: settling may exchange that
     paths = tuple([as_path(key) for key in keys])
     for path in paths:
         if td._schema.find(path) is None:
             raise missing(td, path, "td.exclude(...) ignores what is not there")
-    return _narrow(td, td._schema.narrowed(paths, keep=False))
+    return _narrow(td, td._schema.narrowed(paths, keep=False), size)
 
 
 def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
@@ -340,6 +341,7 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
         >>> TensorDict({"n": {"a": 1, "b": 2}, "c": 3}).select(("n", "b")).keys(True)
         ('n', ('n', 'b'))
     """
+    size = td.batch_size  # before the schema: settling may exchange that
     plan = td._schema.narrowed_before(keys, keep=True)
     if plan is None:
         paths: list[Path] = []
@@ -351,7 +353,7 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
                 raise missing(td, path)
         found = keys if len(paths) == len(keys) else ()
         plan = td._schema.narrowed(tuple(paths), keep=True, keys=found)
-    return _narrow(td, plan)
+    return _narrow(td, plan, size)
 
 
 def exclude(td: NodeT, *keys: str | Path) -> NodeT:
@@ -368,6 +370,7 @@ def exclude(td: NodeT, *keys: str | Path) -> NodeT:
         >>> TensorDict({"n": {"a": 1}, "c": 3}).exclude(("n", "a"), "zzz").keys(True)
         ('n', 'c')
     """
+    size = td.batch_size  # before the schema: settling may exchange that
     schema = td._schema
     plan = schema.narrowed_before(keys, keep=False)
     if plan is None:
@@ -375,11 +378,10 @@ def exclude(td: NodeT, *keys: str | Path) -> NodeT:
         here = tuple([path for path in paths if schema.find(path) is not None])
         found = keys if len(here) == len(keys) else ()
         plan = schema.narrowed(here, keep=False, keys=found)
-    return _narrow(td, plan)
+    return _narrow(td, plan, size)
 
 
-def _narrow(td: NodeT, plan: Narrowed) -> NodeT:
-    size = td.batch_size
+def _narrow(td: NodeT, plan: Narrowed, size: torch.Size) -> NodeT:
     schema, slots, sslots = plan
     leaves = tuple([td._leaves[slot] for slot in slots])
     statics = td._statics

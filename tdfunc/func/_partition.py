@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from tdfunc._core.keys import as_path
-from tdfunc._core.node import Node, NodeT, make, missing
+from tdfunc._core.node import Node, NodeT, make, missing, size_at
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops.entries import update
@@ -121,8 +121,26 @@ def combine(first: NodeT, *others: NodeT) -> NodeT:
                 fix="a.update(b) lets the second win",
             )
         same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
+        _check_sizes(whole, same)
         whole = update(whole, same)
     return whole
+
+
+def _check_sizes(whole: Node, tree: Node) -> None:
+    """Raise if a node that both have, with leaves in both, has two batch sizes."""
+    for path, kid, *_ in tree._schema.walk():
+        found = whole._schema.find(path)
+        both = isinstance(kid, Schema) and found and isinstance(found.kid, Schema)
+        if both and kid.n and found.hi > found.lo:
+            size, other = size_at(whole, path), size_at(tree, path)
+            if size != other:
+                raise ShapeError(
+                    "the trees have other batch sizes",
+                    path=path,
+                    expected=list(size),
+                    got=list(other),
+                    fix="td.with_batch_size(size) reads one of them anew",
+                )
 
 
 def _clashes(left: Schema, right: Schema) -> list[Path]:

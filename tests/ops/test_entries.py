@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from tdfunc import NonTensorData, TensorDict
 from tdfunc.errors import (
@@ -415,3 +416,13 @@ def test_no_operation_on_entries_changes_its_tree(case: Case) -> None:
     assert fingerprint(tensors) == before
     assert td.keys(True) == keys
     assert td.batch_size == Size(case.batch)
+
+
+@pytest.mark.parametrize("name", ["select", "drop", "exclude"])
+def test_narrowing_a_tree_that_a_map_made_keeps_its_ranks(name: str) -> None:
+    td = TensorDict({"x": torch.ones(2, 3), "y": torch.ones(2, 3)}, 2)
+    mapped = tree_map(lambda x: x.sum(-1), td.with_batch_size([2, 3]))
+    key = "x" if name == "select" else "y"
+    narrowed = getattr(mapped, name)(key)
+    assert narrowed.batch_size == (2,)
+    assert (narrowed * torch.ones(2))["x"].shape == (2,)
