@@ -130,8 +130,9 @@ def _check_sizes(whole: Node, tree: Node) -> None:
     """Raise if a node that both have, with leaves in both, has two batch sizes."""
     for path, kid, *_ in tree._schema.walk():
         found = whole._schema.find(path)
-        both = isinstance(kid, Schema) and found and isinstance(found.kid, Schema)
-        if both and kid.n and found.hi > found.lo:
+        if not isinstance(kid, Schema) or found is None:
+            continue
+        if kid.n and isinstance(found.kid, Schema) and found.kid.n:
             size, other = size_at(whole, path), size_at(tree, path)
             if size != other:
                 raise ShapeError(
