@@ -11,6 +11,8 @@ from tdfunc import func as func
 from tdfunc import typing as typing
 
 # Trees
+from tdfunc._core.leaf import unbatched as unbatched
+from tdfunc._core.rows import NonTensorStack as NonTensorStack
 from tdfunc._core.schema import Schema as Schema
 from tdfunc._core.statics import NonTensorData as NonTensorData
 from tdfunc._ops.arrays import from_dlpack as from_dlpack
@@ -254,6 +256,8 @@ __all__ = [
     "typing",
     "Schema",
     "NonTensorData",
+    "NonTensorStack",
+    "unbatched",
     "At",
     "at",
     "clone",

@@ -17,7 +17,8 @@ from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.rows import decode
+from tdfunc._core.schema import ROWS, Schema, kind_name
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc.errors import (
     ImmutableError,
@@ -222,8 +223,12 @@ class Node:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype that all leaves share, None if they differ or there are none."""
-        return _shared_attribute(self._leaves, "dtype")
+        """The dtype that all tensors share, None if they differ or there are none."""
+        rows = self._schema.rows
+        leaves = self._leaves
+        if rows:
+            leaves = tuple([x for i, x in enumerate(leaves) if i not in rows])
+        return _shared_attribute(leaves, "dtype")
 
     @dtype.setter
     def dtype(self, value: Any) -> NoReturn:
@@ -454,9 +459,19 @@ def entry_at(node: Node, path: Path) -> Any:
         if len(path) == 1:
             return _child(node, path[0])
         return _node_at(node, path)
-    if kid == STATIC:
-        return node._statics.values[found.slo]
-    return node._leaves[found.lo]
+    return value_at(node, path, kid, found.lo, found.slo)
+
+
+def value_at(node: Node, path: Path, kid: int, lo: int, slo: int) -> Any:
+    """Return the value of an entry that is no node."""
+    if kid >= 0:
+        return node._leaves[lo]
+    value = node._statics.values[slo]
+    if kid > ROWS:
+        return value
+    codes = node._leaves[lo]
+    # A pytree function may have put anything there.
+    return decode(codes, value, path) if isinstance(codes, torch.Tensor) else codes
 
 
 def missing(
@@ -467,7 +482,7 @@ def missing(
     leaf = schema.blocked(path)
     if leaf is not None:
         found = schema.find(leaf)
-        kind = "a static value" if found and found.kid == STATIC else "a tensor"
+        kind = kind_name(cast("Found", found).kid)
         return PathThroughLeafError(
             f"the path goes on below {show_path(leaf)}, which is {kind}",
             path=path,
@@ -492,7 +507,7 @@ def _child(node: Node, key: str) -> Any:
         raise missing(node, (check_key(key),))
     kid, lo, slo, surplus = entry
     if not isinstance(kid, Schema):
-        return node._statics.values[slo] if kid == STATIC else node._leaves[lo]
+        return value_at(node, (key,), kid, lo, slo)
     if size is None or surplus or kid.m:
         return _node_at(node, (key,))
     return make(kid, node._leaves[lo : lo + kid.n], NO_STATICS, size, node._names)

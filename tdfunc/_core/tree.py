@@ -12,17 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from tdfunc._core._torch import foreach_works, is_tracing
 from tdfunc._core.node import carried_size, make
-from tdfunc.errors import show_path
+from tdfunc._core.statics import gather_statics
+from tdfunc.errors import OperandError, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
-    from tdfunc._core.node import NodeT
+    from tdfunc._core.node import Node, NodeT
     from tdfunc._core.schema import Schema
 
-__all__ = ["map_leaves", "pointwise", "with_leaves", "zip_leaves"]
+__all__ = [
+    "around_rows",
+    "feature_views",
+    "map_leaves",
+    "pointwise",
+    "refuse_rows",
+    "with_leaves",
+    "without_rows",
+    "zip_leaves",
+]
 
 
 def map_leaves(
@@ -72,6 +82,8 @@ def pointwise(
         each: the ``torch._foreach_*`` form of `fn`, None if there is none.
         args: passed on.
     """
+    if node._schema.rows:
+        return around_rows(node, lambda td: pointwise(td, fn, each, *args))
     leaves = node._leaves
     if each is not None and foreach_works(leaves):
         try:
@@ -89,6 +101,59 @@ def with_leaves(node: NodeT, leaves: tuple[Any, ...]) -> NodeT:
     # size that it stored goes with the schema that it stored.
     size = carried_size(node)
     return make(node._schema, leaves, node._statics, size, node._names)
+
+
+def around_rows(td: NodeT, fn: Callable[[NodeT], NodeT]) -> NodeT:
+    """Return ``fn(td)`` for a function that computes, which rows of values sit out.
+
+    `fn` gets the tree without them and returns one with the same entries and a batch
+    size to which that of `td` broadcasts; they are put back, as often as rows were
+    repeated.
+    """
+    done = fn(without_rows(td))
+    size, old = done.batch_size, td.batch_size
+    schema = td._schema
+    values = iter(done._leaves)
+    leaves: list[Any] = []
+    rows = set(schema.rows)
+    for slot, leaf in enumerate(td._leaves):
+        if slot not in rows:
+            leaves.append(next(values))
+        elif size == old:
+            leaves.append(leaf)
+        else:
+            leaves.append(leaf.expand((*size, *leaf.shape[len(old) :])))
+    whole = schema.with_rows(done._schema)
+    return make(whole, tuple(leaves), td._statics, size, done._names)
+
+
+def without_rows(td: NodeT) -> NodeT:
+    """Return the tree without the entries that have one value for every row."""
+    size = td.batch_size
+    schema = td._schema
+    if not schema.rows:
+        return td
+    bare, slots, sslots = schema.without_rows()
+    leaves = tuple([td._leaves[slot] for slot in slots])
+    statics = gather_statics([(td._statics, slot) for slot in sslots])
+    return make(bare, leaves, statics, size, td._names)
+
+
+def refuse_rows(td: Node, what: str) -> None:
+    """Raise if an entry has one value for every row, which `what` can not take.
+
+    Raises:
+        OperandError: naming the first of them.
+    """
+    rows = td._schema.rows
+    if rows:
+        raise OperandError(
+            f"{what} is not defined for one value per row",
+            path=td._schema.paths()[rows[0]],
+            expected="tensors",
+            got="rows of values that are no tensors",
+            fix=f"td.filter_non_tensor().{what}(...) leaves them out",
+        )
 
 
 def feature_views(value: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:

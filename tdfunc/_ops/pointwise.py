@@ -34,7 +34,13 @@ from tdfunc._core.leaf import as_leaf
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.statics import same_value
-from tdfunc._core.tree import feature_views, pointwise, zip_leaves
+from tdfunc._core.tree import (
+    around_rows,
+    feature_views,
+    pointwise,
+    without_rows,
+    zip_leaves,
+)
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -83,6 +89,9 @@ def binary(
         OperandError: `other` is of another kind, or does not broadcast.
         StructureError: `other` is a tree with other entries.
     """
+    if td._schema.rows:
+        right = _bare_operand(td, other)
+        return around_rows(td, lambda left: binary(left, right, fn, each))
     if isinstance(other, Node):
         return _with_tree(td, other, fn, each)
     if isinstance(other, Numbers):
@@ -149,6 +158,9 @@ def ternary(
         StructureError: an operand is a tree with other entries.
     """
     operands = [_as_operand(one), _as_operand(two)]
+    if td._schema.rows:
+        bare = [_bare_operand(td, operand) for operand in operands]
+        return around_rows(td, lambda left: ternary(left, *bare, fn, each))
     sizes = [x.batch_size if isinstance(x, Node) else None for x in (td, *operands)]
     size = joint = td.batch_size
     whole = td._schema
@@ -211,13 +223,18 @@ def _as_operand(other: Any) -> Any:
     )
 
 
+def _bare_operand(td: Node, other: Any) -> Any:
+    """Return the operand without rows, which must be where those of `td` are."""
+    if not isinstance(other, Node):
+        return other
+    _check_entries(td, other)
+    return without_rows(other)
+
+
 def _check_entries(td: Node, other: Node) -> None:
-    if not td._schema.matches(other._schema):
-        check_same_entries(
-            (td, other),
-            "the trees do not have the same entries",
-            fix="td.select(*keys) keeps the entries that both have",
-        )
+    if td._schema is not other._schema:
+        fix = "td.select(*keys) keeps the entries that both have"
+        check_same_entries((td, other), fix=fix)
 
 
 def _joint_of_tensor(size: torch.Size, other: torch.Tensor) -> torch.Size:
