@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from tdfunc._core.batch import misfit
 from tdfunc._core.keys import check_key
-from tdfunc._core.leaf import Unbatched, as_leaf, as_rows
+from tdfunc._core.leaf import LeafLike, Unbatched, as_leaf, as_rows
 from tdfunc._core.node import Node
 from tdfunc._core.rows import encode
 from tdfunc._core.schema import ROWS, STATIC, UNBATCHED, Kid, Schema
@@ -308,7 +308,7 @@ def _node_part(
     own = node.batch_size
     schema, leaves, statics = node._schema, node._leaves, node._statics
     for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, (torch.Tensor, LeafLike)):
             raise InvalidLeafError(
                 "a tree of other things than tensors can not be nested",
                 path=path,

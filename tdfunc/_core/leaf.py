@@ -15,11 +15,26 @@ from tdfunc.errors import InvalidLeafError
 if TYPE_CHECKING:
     from tdfunc.typing import Path
 
-__all__ = ["Unbatched", "as_leaf", "as_rows", "unbatched"]
+__all__ = ["LeafLike", "Unbatched", "as_leaf", "as_rows", "unbatched"]
 
 # Exact types: an IntEnum or another subclass means more than its number.
 _NUMBERS = (bool, int, float, complex)
 _ARRAY_KINDS = frozenset("biufc")
+
+
+class LeafLike:
+    """Base of what stands among the leaves of a tree as a tensor does.
+
+    It has `shape`, `dim`, `device`, `dtype` and `requires_grad`, and answers torch's
+    functions and the methods of tensors that it supports.
+    """
+
+    __slots__ = ()
+
+    @property
+    def known_shape(self) -> torch.Size | None:
+        """The shape, None while it can not be told."""
+        raise NotImplementedError
 
 
 @final

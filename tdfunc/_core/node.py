@@ -16,6 +16,7 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
 from tdfunc._core.rows import decode
 from tdfunc._core.schema import ROWS, Schema, kind_name
@@ -39,6 +40,7 @@ __all__ = ["Node", "NodeT", "entry_at", "make", "missing"]
 
 NodeT = TypeVar("NodeT", bound="Node")
 
+_LEAVES = (torch.Tensor, LeafLike)
 _WRITE_ROWS = "td = td.at[index].set(value)"
 
 # Names of the mutable API that people know, and what to write instead.
@@ -110,6 +112,9 @@ class Node:
     __array_ufunc__ = None
 
     _plain: ClassVar[type[Node]]
+    _lazy: ClassVar[type[Node]]
+
+    is_lazy: ClassVar[bool] = False
 
     _schema: Schema
     _leaves: tuple[Any, ...]
@@ -117,11 +122,20 @@ class Node:
     _batch_size: torch.Size | None  # None until something asks, after unflatten
     _names: tuple[str | None, ...] | None  # aligned with the last batch dims
 
-    def __init_subclass__(cls, *, plain: bool = False, **kwargs: Any) -> None:
-        """Register the class; `plain` makes it the class of nested mappings."""
+    def __init_subclass__(
+        cls, *, plain: bool = False, lazy: bool = False, **kwargs: Any
+    ) -> None:
+        """Register the class.
+
+        `plain` makes it the class of nested mappings, `lazy` that of stacks whose
+        members are kept apart.
+        """
         super().__init_subclass__(**kwargs)
         if plain:
             Node._plain = cls
+        if lazy:
+            Node._lazy = cls
+            cls.is_lazy = True
         for name, value in list(vars(cls).items()):
             if callable(value) and not name.startswith("_"):
                 refused = f"{name}_"
@@ -237,9 +251,7 @@ class Node:
     @property
     def requires_grad(self) -> bool:
         """Whether any leaf takes part in autograd."""
-        return any(
-            [isinstance(x, torch.Tensor) and x.requires_grad for x in self._leaves]
-        )
+        return any([isinstance(x, _LEAVES) and x.requires_grad for x in self._leaves])
 
     # Reading
 
@@ -280,6 +292,9 @@ class Node:
         path = as_path(key)
         if self._schema.find(path) is not None:
             return entry_at(self, path)
+        inside = self._schema.lazy_on(path)
+        if inside:
+            return entry_at(self, path[:inside]).get(path[inside:], default)
         if default is not MISSING:
             return default
         if self._schema.blocked(path) is not None:
@@ -295,7 +310,11 @@ class Node:
                 got=type(key).__name__,
                 fix="(td == value).any() looks for values",
             )
-        return self._schema.find(as_path(key)) is not None
+        path = as_path(key)
+        inside = self._schema.lazy_on(path)
+        if inside:
+            return path[inside:] in entry_at(self, path[:inside])
+        return self._schema.find(path) is not None
 
     def keys(
         self,
@@ -395,7 +414,7 @@ class Node:
 
 def _shared_attribute(leaves: tuple[Any, ...], name: str) -> Any:
     """Return what all tensors have as `name`, None if they differ or there is none."""
-    values = [getattr(x, name) for x in leaves if isinstance(x, torch.Tensor)]
+    values = [getattr(x, name) for x in leaves if isinstance(x, _LEAVES)]
     if not values or any([value != values[0] for value in values]):
         return None
     return values[0]
@@ -451,8 +470,12 @@ def entry_at(node: Node, path: Path) -> Any:
         MissingKeyError: there is no such entry.
         PathThroughLeafError: the path goes on below a leaf.
     """
-    found = node._schema.find(path)
+    schema = node._schema
+    found = schema.find(path)
     if found is None:
+        inside = schema.lazy_on(path)
+        if inside:
+            return entry_at(node, path[:inside])[path[inside:]]
         raise missing(node, path)
     kid = found.kid
     if isinstance(kid, Schema):
@@ -530,9 +553,17 @@ def size_at(node: Node, path: Path) -> torch.Size:
     lo, hi, surplus = node._schema.sized(path)
     if surplus:
         for leaf in node._leaves[lo:hi]:
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, _LEAVES):
                 return leaf.shape[: len(size) + surplus]
     return size
+
+
+def settled_size(node: Node) -> torch.Size:
+    """Return the batch size of any node, () where a lazy stack has lost its dim."""
+    if is_tracing():
+        return _traced_size(node)
+    size = node._batch_size
+    return _settle(node) if size is None else size
 
 
 def _node_at(node: Node, path: Path) -> Any:

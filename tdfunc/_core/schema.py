@@ -160,6 +160,8 @@ class Schema:
         rows: places of all leaves that are codes.
         index: for every key `(kid, first leaf, first static, surplus)`.
         extra: whether a nested node has surplus batch dims.
+        lazy: whether it is, or a nested node is, a stack whose members are kept apart.
+        plain: whether all leaves are tensors: no rows, no lazy stack.
     """
 
     __slots__ = (
@@ -175,9 +177,11 @@ class Schema:
         "index",
         "keys",
         "kids",
+        "lazy",
         "m",
         "n",
         "order",
+        "plain",
         "rows",
         "slots",
         "surplus",
@@ -194,6 +198,8 @@ class Schema:
     rows: tuple[int, ...]
     index: dict[str, tuple[Kid, int, int, int]]
     extra: bool
+    lazy: bool
+    plain: bool
     _hash: int
     _ranks: tuple[int, ...] | None
     _paths: tuple[Path, ...] | None
@@ -389,29 +395,32 @@ class Schema:
             known = self._remember("coded", tuple(sorted(places)))
         return known
 
-    def without_rows(self) -> tuple[Schema, tuple[int, ...], tuple[int, ...]]:
-        """Return the schema without codes, and the places of what stays.
+    def without(
+        self, places: tuple[int, ...]
+    ) -> tuple[Schema, tuple[int, ...], tuple[int, ...]]:
+        """Return the schema without some leaves, and the places of what stays.
 
-        Nodes stay, even when nothing is left in them.
+        Nodes stay, even when nothing is left in them; tables go with their codes.
         """
-        known = self._memo.get("without_rows")
+        token = ("without", places)
+        known = self._memo.get(token)
         if known is None:
-            tables = {slo for _, slo in self.coded()}
-            rows = set(self.rows)
+            gone = set(places)
+            tables = {slo for slot, slo in self.coded() if slot in gone}
             kids = enumerate(self.leaf_kids())
-            leaf = [None if i in rows else rank for i, rank in kids]
+            leaf = [None if i in gone else rank for i, rank in kids]
             schema = self._rebuilt(leaf)
-            slots = tuple([i for i in range(self.n) if i not in rows])
+            slots = tuple([i for i in range(self.n) if i not in gone])
             sslots = tuple([i for i in range(self.m) if i not in tables])
-            known = self._remember("without_rows", (schema, slots, sslots))
+            known = self._remember(token, (schema, slots, sslots))
         return known
 
-    def with_rows(self, done: Schema) -> Schema:
-        """Return `done`, computed from `without_rows`, with the codes of this schema.
+    def restored(self, places: tuple[int, ...], done: Schema) -> Schema:
+        """Return `done`, computed from ``without(places)``, with these leaves again.
 
         They keep their feature ranks.
         """
-        bare, slots, _ = self.without_rows()
+        bare, slots, _ = self.without(places)
         if done is bare:
             return self
         ranks = list(self.leaf_kids())
@@ -421,8 +430,11 @@ class Schema:
         surpluses: list[int] = []
         for path, kid, _, _, surplus in done.walk():
             if isinstance(kid, Schema):
-                total[path] = surplus
-                surpluses.append(surplus - total[path[:-1]])
+                # A node that was emptied tells nothing of its batch dims.
+                own = self._own_surplus(path)
+                above = total[path[:-1]]
+                total[path] = surplus if kid.n else above + own
+                surpluses.append(total[path] - above)
         return self._rebuilt(ranks, surpluses=surpluses)
 
     def find(self, path: Path) -> Found | None:
@@ -477,6 +489,36 @@ class Schema:
                 return path[: i + 1]
             schema = kid
         return None
+
+    def lazy_on(self, path: Path) -> int:
+        """Return how many keys of `path` lead to a lazy stack on its way, or 0."""
+        schema = self
+        if not schema.lazy:
+            return 0
+        for i, key in enumerate(path[:-1]):
+            entry = schema.index.get(key)
+            kid = None if entry is None else entry[0]
+            if not isinstance(kid, Schema):
+                return 0
+            schema = kid
+            if _is_lazy(schema):
+                return i + 1
+        return 0
+
+    def lazies(self) -> tuple[tuple[int, Path, int], ...]:
+        """Return for every lazy stack its leaf, and path and surplus of its node."""
+        if not self.lazy:
+            return ()
+        known = self._memo.get("lazies")
+        if known is None:
+            found: list[tuple[int, Path, int]] = [(0, (), 0)] if _is_lazy(self) else []
+            found += [
+                (step.lo, step.path, step.surplus)
+                for step in self.walk()
+                if isinstance(step.kid, Schema) and _is_lazy(step.kid)
+            ]
+            known = self._remember("lazies", tuple(found))
+        return known
 
     def home(self, path: Path) -> Path:
         """Return the path of the deepest node on the way to the entry at `path`."""
@@ -1202,6 +1244,10 @@ def kind_name(kid: Kid) -> str:
     return names.get(kid, "the rows of a list")
 
 
+def _is_lazy(schema: Schema) -> bool:
+    return schema.n > 0 and getattr(schema.cls, "is_lazy", False)
+
+
 def _with_rank(kid: int, rank: int) -> int:
     return rank if kid >= 0 else ROWS - rank
 
@@ -1260,6 +1306,7 @@ def _make(
     slots: dict[str, int] = {}
     rows: list[int] = []
     extra = False
+    lazy = False
     for key in order:
         kid, more = entries[key]
         index[key] = (kid, n, m, more)
@@ -1267,6 +1314,7 @@ def _make(
             rows += [n + slot for slot in kid.rows]
             n, m = n + kid.n, m + kid.m
             extra = extra or kid.extra or more > 0
+            lazy = lazy or kid.lazy
             continue
         if kid >= 0:
             slots[key] = n
@@ -1284,6 +1332,9 @@ def _make(
     _put(schema, "rows", tuple(rows))
     _put(schema, "index", index)
     _put(schema, "extra", extra)
+    lazy = lazy or (n > 0 and getattr(node_cls, "is_lazy", False))
+    _put(schema, "lazy", lazy)
+    _put(schema, "plain", not rows and not lazy)
     _put(schema, "_hash", own_hash)
     _put(schema, "_ranks", None)
     _put(schema, "_paths", None)
@@ -1314,6 +1365,8 @@ register_trace_constant(
         "home",
         "inferred",
         "joined",
+        "lazies",
+        "lazy_on",
         "leaf_kids",
         "leaf_names",
         "listed",
@@ -1330,13 +1383,13 @@ register_trace_constant(
         "ranks",
         "rebased",
         "replaced",
+        "restored",
         "settled",
         "sized",
         "slot",
         "static_paths",
         "unbatched",
         "with_ranks",
-        "with_rows",
-        "without_rows",
+        "without",
     ),
 )

@@ -54,7 +54,7 @@ def stack(tds: Iterable[T], dim: int = 0) -> T:
         >>> tdfunc.stack(rows)["x"].shape
         torch.Size([4, 3])
     """
-    nodes = _nodes(tds)
+    nodes = as_nodes(tds)
     first = nodes[0]
     size = first.batch_size
     for i, node in enumerate(nodes):
@@ -69,7 +69,7 @@ def stack(tds: Iterable[T], dim: int = 0) -> T:
     nodes = aligned(nodes)
     first = nodes[0]
     leaves = _joined(nodes, torch.stack, at, None)
-    names = _shared_names(nodes)
+    names = shared_names(nodes)
     if names is not None:
         names = (*names[:at], None, *names[at:])
     new = torch.Size((*size[:at], len(nodes), *size[at:]))
@@ -104,7 +104,7 @@ def cat(tds: Iterable[T], dim: int | str = 0) -> T:
         >>> tdfunc.cat([a, a, a]).batch_size
         torch.Size([6])
     """
-    nodes = _nodes(tds)
+    nodes = as_nodes(tds)
     first = nodes[0]
     at = as_dim(first, dim)
     size = first.batch_size
@@ -126,10 +126,15 @@ def cat(tds: Iterable[T], dim: int | str = 0) -> T:
     first = nodes[0]
     leaves = _joined(nodes, torch.cat, at, at)
     new = torch.Size((*size[:at], total, *size[at + 1 :]))
-    return make(first._schema, leaves, first._statics, new, _shared_names(nodes))
+    return make(first._schema, leaves, first._statics, new, shared_names(nodes))
 
 
-def _nodes(tds: Any) -> list[Any]:
+def as_nodes(tds: Any) -> list[Any]:
+    """Return the trees to join as a list.
+
+    Raises:
+        OperandError: there are none, or something else than trees.
+    """
     if isinstance(tds, Node):
         raise OperandError(
             "several trees are wanted",
@@ -278,7 +283,8 @@ def _static_differences(first: Any, node: Any) -> str:
     )
 
 
-def _shared_names(nodes: list[Any]) -> tuple[str | None, ...] | None:
+def shared_names(nodes: list[Any]) -> tuple[str | None, ...] | None:
+    """Return the dim names on which all trees agree."""
     if all([node._names is None for node in nodes]):
         return None
     columns = [node.names or (None,) * node.batch_dims for node in nodes]

@@ -12,6 +12,7 @@ from tdfunc._core.keys import short
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.tree import (
+    around_lazy,
     around_rows,
     map_leaves,
     refuse_rows,
@@ -66,6 +67,8 @@ def apply(
     schema = td._schema
     if others:
         _check_others(td, others)
+    if schema.lazy:
+        return around_lazy(td, lambda t, *more: apply(t, fn, *more), *others)
     if schema.rows:
         bare = [without_rows(other) for other in others]
         return _beside_rows(
@@ -112,6 +115,12 @@ def named_apply(
     schema = td._schema
     if others:
         _check_others(td, others)
+    if schema.lazy:
+        return around_lazy(
+            td,
+            lambda t, *more: named_apply(t, fn, *more, nested_keys=nested_keys),
+            *others,
+        )
     if schema.rows:
         bare = [without_rows(other) for other in others]
         return _beside_rows(
