@@ -16,7 +16,8 @@ import torch
 from tdfunc._core.batch import as_constants, as_names, misfit
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
-from tdfunc._core.schema import Schema
+from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.statics import NonTensorData
 from tdfunc._ops.entries import as_paths, rearranged, select, set, update
 from tdfunc.errors import (
     InvalidKeyError,
@@ -425,7 +426,8 @@ def merge(
         others: trees; nested nodes that several have are merged.
         on_conflict: what to do with a leaf or static that two trees have: a function
             of the value so far and the value in the next tree that returns what `set`
-            takes. None lets no two trees share an entry.
+            takes; of two statics, the new static. None lets no two trees share an
+            entry.
 
     Returns:
         A tree of the class of the first. Its batch size is that of the trees with
@@ -483,14 +485,8 @@ def merge(
                 fix="a.update(b) lets the second win",
             )
         same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
-        for path in both:
-            values = entry_at(whole, path), entry_at(same, path)
-            try:
-                value = on_conflict(*values)  # pyright: ignore[reportOptionalCall]
-            except Exception as error:
-                error.add_note(f"tdfunc: at {show_path(path)}")
-                raise
-            same = set(same, short(path), value)
+        if on_conflict is not None:
+            same = _decided(whole, same, both, on_conflict)
         _check_sizes(whole, same)
         whole = update(whole, same)
     return whole
@@ -502,6 +498,28 @@ def _is_end(whole: Node, path: Path, tree: Node) -> bool:
     return all(
         [step is not None and not isinstance(step.kid, Schema) for step in found]
     )
+
+
+def _decided(
+    whole: Node, tree: Any, both: list[Path], choose: Callable[[Any, Any], Any]
+) -> Any:
+    """Return `tree` with what a function makes of the ends that both trees have."""
+    for path in both:
+        static = _is_static(whole, path) and _is_static(tree, path)
+        try:
+            value = choose(entry_at(whole, path), entry_at(tree, path))
+        except Exception as error:
+            error.add_note(f"tdfunc: at {show_path(path)}")
+            raise
+        if static and not isinstance(value, NonTensorData):
+            value = NonTensorData(value)
+        tree = set(tree, short(path), value)
+    return tree
+
+
+def _is_static(node: Node, path: Path) -> bool:
+    found = node._schema.find(path)
+    return found is not None and found.kid == STATIC
 
 
 def _check_sizes(whole: Node, tree: Node) -> None:

@@ -266,7 +266,7 @@ def _either(
     forward: Callable[..., Any], reflected: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(input: Any, other: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(input, _T):
+        if not isinstance(input, Node):  # a tensor, or a number: torch.pow(2, td)
             return reflected(other, input, *args, **options)
         return forward(input, other, *args, **options)
 
