@@ -926,10 +926,11 @@ def _each_over(
     td: Node, over: Reduction, dims: list[range], *, keepdim: bool
 ) -> tuple[Any, ...]:
     """Return each leaf reduced over its own dims."""
+    reducers = {own: over(list(own), keepdim) for own in dict.fromkeys(dims) if own}
 
     def one(leaf: torch.Tensor, own: range) -> Any:
         if own:
-            return over(list(own), keepdim)(leaf)
+            return reducers[own](leaf)
         # torch reads an empty list of dims as "all"; a dim of size 1 reduces nothing.
         return over([-1], False)(leaf.unsqueeze(-1))  # noqa: FBT003
 

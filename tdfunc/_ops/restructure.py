@@ -131,6 +131,8 @@ def rename_keys(
 
 def _check_apart(paths: list[Path], what: str) -> None:
     """Raise if a path comes twice or leads to something inside another."""
+    if len({*paths}) == len(paths) and all([len(path) == 1 for path in paths]):
+        return
     count = {path: paths.count(path) for path in paths}
     bad = [path for path, times in count.items() if times > 1]
     bad += [
