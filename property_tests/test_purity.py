@@ -550,7 +550,15 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {
-    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+    *(
+        "as_dim",
+        "PackLayout",
+        "PyTreeDef",
+        "ValuesIndices",
+        "children",
+        "unfolded",
+        "with_size",
+    ),
 }
 
 
