@@ -6,6 +6,7 @@ where there is one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ def spelled(
         return Sides(
             lambda: floor(flat),
             lambda: ours(td),
-            None if peer is None else lambda: peer(theirs),
+            None if peer is None else partial(peer, theirs),
         )
 
     return build
