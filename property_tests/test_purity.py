@@ -185,6 +185,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         [path_in(draw, td)],
         lambda path, _: len(path) > 1,
     ),
+    "empty": lambda draw, td: (tdfunc.empty, td, draw(st.booleans())),
     "filter_empty": just(tdfunc.filter_empty),
     "filter_non_tensor": just(tdfunc.filter_non_tensor),
     "auto_batch_size": lambda draw, td: (

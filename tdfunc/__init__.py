@@ -176,6 +176,7 @@ from tdfunc._ops.reduce import std as std
 from tdfunc._ops.reduce import sum as sum
 from tdfunc._ops.reduce import var as var
 from tdfunc._ops.restructure import auto_batch_size as auto_batch_size
+from tdfunc._ops.restructure import empty as empty
 from tdfunc._ops.restructure import filter_empty as filter_empty
 from tdfunc._ops.restructure import filter_non_tensor as filter_non_tensor
 from tdfunc._ops.restructure import flatten_keys as flatten_keys
@@ -417,6 +418,7 @@ __all__ = [
     "sort",
     "topk",
     "auto_batch_size",
+    "empty",
     "filter_empty",
     "filter_non_tensor",
     "flatten_keys",

@@ -80,6 +80,7 @@ class Tree(Node):
     filter_empty = restructure.filter_empty
     filter_non_tensor = restructure.filter_non_tensor
     merge = restructure.merge
+    empty = restructure.empty
     auto_batch_size = restructure.auto_batch_size
     cat_tensors = fuse.cat_tensors
     stack_tensors = fuse.stack_tensors

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "auto_batch_size",
+    "empty",
     "filter_empty",
     "filter_non_tensor",
     "flatten_keys",
@@ -365,6 +366,27 @@ def filter_non_tensor(td: NodeT) -> NodeT:
     size = td.batch_size
     schema = td._schema
     return rearranged(td, size, schema.narrowed(schema.static_paths(), keep=False))
+
+
+def empty(td: NodeT, recurse: bool = False) -> NodeT:  # noqa: FBT001, FBT002 - the peer's signature
+    """Return the tree without entries: its class, batch size and dim names.
+
+    Args:
+        td: the tree.
+        recurse: keep nested nodes and statics, so that only tensors are missing.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, 3)
+        >>> td.empty(), td.empty(recurse=True).keys()
+        (TensorDict(batch_size=[3], fields={}), ('n',))
+    """
+    size = td.batch_size
+    schema = td._schema
+    if recurse:
+        return rearranged(td, size, schema.narrowed(schema.paths(), keep=False))
+    return rearranged(td, size, schema.narrowed((), keep=True))
 
 
 def auto_batch_size(td: NodeT, batch_dims: int | None = None) -> NodeT:

@@ -442,6 +442,19 @@ def _has_leaf(td: TensorDict) -> bool:
     return bool(td.keys(True, True))
 
 
+@cases()
+def test_an_emptied_tree_keeps_what_surrounds_the_leaves(case: Case) -> None:
+    td = case.tree
+    out = td.empty()
+    check(out, case.batch, {}, {})
+    assert out.names == case.names
+    assert out.keys() == ()
+    shell = td.empty(recurse=True)
+    check(shell, case.batch, {}, case.statics)
+    paths = {p[0] if len(p) == 1 else p for p in case.batches if p}
+    assert paths <= {*shell.keys(True)}
+
+
 def test_filters_on_a_tree_by_hand() -> None:
     td = TensorDict({"n": {"m": {}}, "s": {"t": "x"}, "a": 1, "e": {}})
     assert td.filter_empty().keys(True) == ("s", ("s", "t"), "a")
@@ -557,6 +570,7 @@ def everything(td: TensorDict) -> list[TensorDict]:
         tdfunc.merge(td, td.select("a"), on_conflict=torch.add),
         td.filter_empty(),
         td.filter_non_tensor(),
+        td.empty(recurse=True),
         td.auto_batch_size(1),
         td.update_with({"a": torch.exp, ("n", "x"): torch.neg}),
         td.update({"a": td["a"], "n": {"x": td["a"]}}, only=[("n", "x")]),
