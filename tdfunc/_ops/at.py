@@ -336,14 +336,25 @@ def _written(
                 "td.to(dtype) casts",
             )
         if places is not None:
-            if plain and one_dim and adds and new.shape == wanted:
-                return torch.index_add(x, 0, places, new)
             return _scattered(x, wanted, dims, places, new, one_dim, adds)
         out = x.clone()
         out[single] = new
         return out
 
-    return with_leaves(td, zip_leaves(td._schema, columns, write))
+    one = _adding(write, places) if adds and one_dim else write
+    return with_leaves(td, zip_leaves(td._schema, columns, one))
+
+
+def _adding(write: Callable[..., Any], places: Any) -> Callable[..., Any]:
+    """Return `write`, with no test too many for what is added most."""
+    plain = torch.Tensor
+
+    def add(x: torch.Tensor, new: Any, path: Path, wanted: tuple[int, ...]) -> Any:
+        if type(new) is plain and new.dtype is x.dtype and new.shape == wanted:
+            return torch.index_add(x, 0, places, new)
+        return write(x, new, path, wanted)
+
+    return add
 
 
 # Kinds of numbers; each can be cast to itself and to those after it.
