@@ -24,14 +24,20 @@ from property_tests import model as m
 from tdfunc import TensorDict
 from tdfunc._ops import (
     arrays,
+    autograd,
+    casts,
     convert,
     create,
     entries,
+    facts,
     from_python,
+    fuse,
     index,
     join,
     leafwise,
     logic,
+    losses,
+    naming,
     order,
     pack,
     pieces,
@@ -39,6 +45,7 @@ from tdfunc._ops import (
     pytrees,
     reduce,
     restructure,
+    sequences,
     shape,
     state,
     unary,
@@ -172,7 +179,13 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         lambda td: tdfunc.unflatten_keys(tdfunc.flatten_keys(td, "/"), "/"),
         td,
     ),
-    "split_keys": lambda draw, td: (tdfunc.split_keys, td, [path_in(draw, td)]),
+    "split_keys": lambda draw, td: (
+        tdfunc.split_keys,
+        td,
+        [path_in(draw, td)],
+        lambda path, _: len(path) > 1,
+    ),
+    "empty": lambda draw, td: (tdfunc.empty, td, draw(st.booleans())),
     "filter_empty": just(tdfunc.filter_empty),
     "filter_non_tensor": just(tdfunc.filter_non_tensor),
     "auto_batch_size": lambda draw, td: (
@@ -186,9 +199,42 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         {path_in(draw, td): lambda x: x},
     ),
     "merge": lambda draw, td: (
-        tdfunc.merge,
+        lambda *tds: tdfunc.merge(*tds, on_conflict=lambda x, _: x),
+        td,
         *tdfunc.split_keys(td, [path_in(draw, td)]),
     ),
+    # _ops.naming
+    "refine_names": lambda _, td: (
+        tdfunc.refine_names,
+        td,
+        *[name or f"dim {i}" for i, name in enumerate(td.names or [None] * td.ndim)],
+    ),
+    "rename": lambda _, td: (tdfunc.rename, td, *[f"d{i}" for i in range(td.ndim)]),
+    # _ops.fuse
+    **{
+        name: lambda draw, td, name=name: (
+            lambda td, key: getattr(tdfunc, name)(td, key, key, out_key=key, dim=-1),
+            td,
+            path_in(draw, td),
+        )
+        for name in ("cat_tensors", "stack_tensors")
+    },
+    # _ops.sequences
+    "pad_sequence": lambda draw, td: (
+        lambda td, dim: tdfunc.pad_sequence([td, td.narrow(dim, 0, 1)], dim)[0],
+        td,
+        dim_of(draw, td),
+    ),
+    "unpad_sequence": lambda draw, td: (
+        tdfunc.unpad_sequence,
+        td,
+        mask_for(draw, td),
+    ),
+    # _ops.casts
+    **{name: just(getattr(tdfunc, name)) for name in casts.__all__},
+    "cuda": just(tdfunc.cuda if torch.cuda.is_available() else tdfunc.cpu),
+    # _ops.facts
+    **{name: just(getattr(tdfunc, name)) for name in facts.__all__},
     # _ops.at
     "at": lambda draw, td: (
         lambda td, index: tdfunc.at(td)[index].set(td[index]),
@@ -239,7 +285,11 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "expand": lambda _, td: (tdfunc.expand, td, (2, *td.batch_size)),
     "unbind": lambda draw, td: (tdfunc.unbind, td, dim_of(draw, td)),
     "iterate": lambda _, td: (list, td[None]),
-    "view": lambda _, td: (tdfunc.view, td, (1, *td.batch_size)),
+    "view": lambda draw, td: (
+        tdfunc.view,
+        td,
+        draw(st.sampled_from([(1, *td.batch_size), torch.uint8])),
+    ),
     "flatten": just(tdfunc.flatten),
     "unflatten": lambda draw, td: (tdfunc.unflatten, td, dim_of(draw, td), (1, -1)),
     **{
@@ -308,6 +358,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     ),
     # _ops.index
     "at_index": lambda draw, td: (operator.getitem, td, draw(indices(td.batch_size))),
+    "getitems": lambda _, td: (index.getitems, td, [0, -1]),
     # _ops.join
     "stack": lambda draw, td: (tdfunc.stack, [td, td], dim_of(draw, td, 1)),
     "cat": lambda draw, td: (tdfunc.cat, [td, td], dim_of(draw, td)),
@@ -324,6 +375,10 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         for name in ("zeros_like", "ones_like", "empty_like", "rand_like", "randn_like")
     },
     "full_like": just(tdfunc.full_like, 3),
+    "new_zeros": just(tdfunc.new_zeros, 2),
+    "new_ones": just(tdfunc.new_ones, 2, 1),
+    "new_empty": just(tdfunc.new_empty, []),
+    "new_full": just(tdfunc.new_full, [2], 3),
     "from_schema": lambda _, td: (
         lambda td: tdfunc.from_schema(
             {key: (td[key].shape, td[key].dtype) for key in td.keys(True, True)}
@@ -379,6 +434,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         for name in (
             *("amax", "amin", "argmax", "argmin", "max", "median", "min", "prod"),
             *("logsumexp", "nanmean", "nansum", "norm", "quantile"),
+            *("count_nonzero", "nanmedian"),
         )
     },
     "any": just(tdfunc.any),
@@ -403,6 +459,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         for name in (
             *("allclose", "atan2", "clamp", "clamp_max", "clamp_min", "fmod"),
             *("bitwise_and", "bitwise_or", "bitwise_xor", "isclose"),
+            *("bitwise_left_shift", "bitwise_right_shift"),
             *("logical_and", "logical_or", "logical_xor", "maximum", "minimum"),
         )
     },
@@ -463,6 +520,13 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "torch.stack": lambda _, td: (torch.stack, [td, td]),
     "iadd": lambda draw, td: (operator.iadd, td, operand_for(draw, td)),
     "imul": lambda draw, td: (operator.imul, td, operand_for(draw, td)),
+    **{
+        name: lambda _, td, name=name: (getattr(torch.nn.functional, name), td, td + 1)
+        for name in losses.__all__
+    },
+    "autograd.grad": just(
+        lambda td: autograd.grad([(td * 1.5).sum()], [td], materialize_grads=True)
+    ),
     "radd": lambda _, td: (operator.add, torch.ones(td.batch_size), td),
     "vmap": lambda _, td: (
         torch.vmap(lambda t: t + t),
@@ -477,7 +541,8 @@ def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
     more = (logic, order, pack, pieces, pointwise, pytrees, reduce, restructure, rows)
-    for module in (*modules, *more, shape, state, unary):
+    others = (casts, facts, fuse, naming, sequences, shape, state, unary)
+    for module in (*modules, *more, *others):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
@@ -486,7 +551,15 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {
-    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+    *(
+        "as_dim",
+        "PackLayout",
+        "PyTreeDef",
+        "ValuesIndices",
+        "children",
+        "unfolded",
+        "with_size",
+    ),
 }
 
 

@@ -144,3 +144,43 @@ def test_inferred_batch_size_can_not_be_longer(td: TensorDict) -> None:
     assert out.batch_size[: td.batch_dims] == td.batch_size
     longer = {x.shape[: out.batch_dims + 1] for x in paths_of(td).values()}
     assert len(longer) > 1 or len(*longer) == out.batch_dims
+
+
+@given(tensordicts(max_leaves=5), st.data())
+def test_a_function_splits_as_the_list_of_its_paths(
+    td: TensorDict, data: st.DataObject
+) -> None:
+    paths = [*paths_of(td)]
+    taken = data.draw(st.sets(st.sampled_from(paths))) if paths else set()
+    by_function = td.split_keys(lambda path, _: path in taken)
+    by_list = td.split_keys([path for path in td._schema.paths() if path in taken])
+
+    for one, other in zip(by_function, by_list, strict=True):
+        assert_equal(one, other)
+
+
+@given(tensordicts(max_leaves=5))
+def test_merging_a_tree_with_itself_meets_every_leaf(td: TensorDict) -> None:
+    seen: list[Any] = []
+
+    def second(x: Any, y: Any) -> Any:
+        seen.append(x)
+        assert x is y
+        return y
+
+    assert_equal(tdfunc.merge(td, td, on_conflict=second), td)
+    assert len(seen) == td._schema.n + td._schema.m
+
+
+@given(tensordicts(max_leaves=4), st.data())
+def test_unpadding_undoes_padding(td: TensorDict, data: st.DataObject) -> None:
+    assume(td.batch_dims and all(td.batch_size) and td._schema.n)
+    dim = data.draw(st.integers(-td.batch_dims, td.batch_dims - 1))
+    count = data.draw(st.integers(1, td.batch_size[dim]))
+    rows = [td, td.narrow(dim, 0, count), td]
+
+    whole, mask = assert_pure(tdfunc.pad_sequence, rows, dim)
+    assert_valid(whole)
+    assert int(mask.sum()) == sum(row.numel() for row in rows)
+    for row, back in zip(rows, tdfunc.unpad_sequence(whole, mask, dim), strict=True):
+        assert_equal(back, row)

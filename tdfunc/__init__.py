@@ -26,6 +26,15 @@ from tdfunc._ops.arrays import to_struct_array as to_struct_array
 # Operations, each also a method of the same name
 from tdfunc._ops.at import At as At
 from tdfunc._ops.at import at as at
+from tdfunc._ops.casts import bfloat16 as bfloat16
+from tdfunc._ops.casts import bool as bool
+from tdfunc._ops.casts import cpu as cpu
+from tdfunc._ops.casts import cuda as cuda
+from tdfunc._ops.casts import double as double
+from tdfunc._ops.casts import float as float
+from tdfunc._ops.casts import half as half
+from tdfunc._ops.casts import int as int
+from tdfunc._ops.casts import long as long
 from tdfunc._ops.convert import clone as clone
 from tdfunc._ops.convert import contiguous as contiguous
 from tdfunc._ops.convert import detach as detach
@@ -37,6 +46,10 @@ from tdfunc._ops.create import empty_like as empty_like
 from tdfunc._ops.create import from_schema as from_schema
 from tdfunc._ops.create import fromkeys as fromkeys
 from tdfunc._ops.create import full_like as full_like
+from tdfunc._ops.create import new_empty as new_empty
+from tdfunc._ops.create import new_full as new_full
+from tdfunc._ops.create import new_ones as new_ones
+from tdfunc._ops.create import new_zeros as new_zeros
 from tdfunc._ops.create import ones_like as ones_like
 from tdfunc._ops.create import rand_like as rand_like
 from tdfunc._ops.create import randn_like as randn_like
@@ -49,6 +62,14 @@ from tdfunc._ops.entries import set as set
 from tdfunc._ops.entries import update as update
 from tdfunc._ops.entries import with_batch_size as with_batch_size
 from tdfunc._ops.entries import with_names as with_names
+from tdfunc._ops.facts import bytes as bytes
+from tdfunc._ops.facts import depth as depth
+from tdfunc._ops.facts import is_contiguous as is_contiguous
+from tdfunc._ops.facts import is_cpu as is_cpu
+from tdfunc._ops.facts import is_cuda as is_cuda
+from tdfunc._ops.facts import is_floating_point as is_floating_point
+from tdfunc._ops.facts import is_meta as is_meta
+from tdfunc._ops.facts import param_count as param_count
 from tdfunc._ops.from_python import from_any as from_any
 from tdfunc._ops.from_python import from_dataclass as from_dataclass
 from tdfunc._ops.from_python import from_list as from_list
@@ -56,6 +77,8 @@ from tdfunc._ops.from_python import from_namedtuple as from_namedtuple
 from tdfunc._ops.from_python import from_tuple as from_tuple
 from tdfunc._ops.from_python import to_namedtuple as to_namedtuple
 from tdfunc._ops.from_python import to_tensordict as to_tensordict
+from tdfunc._ops.fuse import cat_tensors as cat_tensors
+from tdfunc._ops.fuse import stack_tensors as stack_tensors
 from tdfunc._ops.join import cat as cat
 from tdfunc._ops.join import stack as stack
 from tdfunc._ops.lazy import densify as densify
@@ -69,7 +92,9 @@ from tdfunc._ops.logic import addcmul as addcmul
 from tdfunc._ops.logic import allclose as allclose
 from tdfunc._ops.logic import atan2 as atan2
 from tdfunc._ops.logic import bitwise_and as bitwise_and
+from tdfunc._ops.logic import bitwise_left_shift as bitwise_left_shift
 from tdfunc._ops.logic import bitwise_or as bitwise_or
+from tdfunc._ops.logic import bitwise_right_shift as bitwise_right_shift
 from tdfunc._ops.logic import bitwise_xor as bitwise_xor
 from tdfunc._ops.logic import clamp as clamp
 from tdfunc._ops.logic import clamp_max as clamp_max
@@ -82,6 +107,8 @@ from tdfunc._ops.logic import logical_or as logical_or
 from tdfunc._ops.logic import logical_xor as logical_xor
 from tdfunc._ops.logic import maximum as maximum
 from tdfunc._ops.logic import minimum as minimum
+from tdfunc._ops.naming import refine_names as refine_names
+from tdfunc._ops.naming import rename as rename
 from tdfunc._ops.order import argsort as argsort
 from tdfunc._ops.order import cummax as cummax
 from tdfunc._ops.order import cummin as cummin
@@ -140,12 +167,14 @@ from tdfunc._ops.reduce import amin as amin
 from tdfunc._ops.reduce import any as any
 from tdfunc._ops.reduce import argmax as argmax
 from tdfunc._ops.reduce import argmin as argmin
+from tdfunc._ops.reduce import count_nonzero as count_nonzero
 from tdfunc._ops.reduce import logsumexp as logsumexp
 from tdfunc._ops.reduce import max as max
 from tdfunc._ops.reduce import mean as mean
 from tdfunc._ops.reduce import median as median
 from tdfunc._ops.reduce import min as min
 from tdfunc._ops.reduce import nanmean as nanmean
+from tdfunc._ops.reduce import nanmedian as nanmedian
 from tdfunc._ops.reduce import nansum as nansum
 from tdfunc._ops.reduce import norm as norm
 from tdfunc._ops.reduce import prod as prod
@@ -154,6 +183,7 @@ from tdfunc._ops.reduce import std as std
 from tdfunc._ops.reduce import sum as sum
 from tdfunc._ops.reduce import var as var
 from tdfunc._ops.restructure import auto_batch_size as auto_batch_size
+from tdfunc._ops.restructure import empty as empty
 from tdfunc._ops.restructure import filter_empty as filter_empty
 from tdfunc._ops.restructure import filter_non_tensor as filter_non_tensor
 from tdfunc._ops.restructure import flatten_keys as flatten_keys
@@ -163,6 +193,8 @@ from tdfunc._ops.restructure import rename_keys as rename_keys
 from tdfunc._ops.restructure import split_keys as split_keys
 from tdfunc._ops.restructure import unflatten_keys as unflatten_keys
 from tdfunc._ops.restructure import update_with as update_with
+from tdfunc._ops.sequences import pad_sequence as pad_sequence
+from tdfunc._ops.sequences import unpad_sequence as unpad_sequence
 from tdfunc._ops.shape import atleast_1d as atleast_1d
 from tdfunc._ops.shape import atleast_2d as atleast_2d
 from tdfunc._ops.shape import atleast_3d as atleast_3d
@@ -400,6 +432,7 @@ __all__ = [
     "sort",
     "topk",
     "auto_batch_size",
+    "empty",
     "filter_empty",
     "filter_non_tensor",
     "flatten_keys",
@@ -496,4 +529,35 @@ __all__ = [
     "from_modules",
     "in_dims",
     "partition",
+    "bfloat16",
+    "bool",
+    "cpu",
+    "cuda",
+    "double",
+    "float",
+    "half",
+    "int",
+    "long",
+    "bytes",
+    "depth",
+    "is_contiguous",
+    "is_cpu",
+    "is_cuda",
+    "is_floating_point",
+    "is_meta",
+    "param_count",
+    "cat_tensors",
+    "stack_tensors",
+    "refine_names",
+    "rename",
+    "pad_sequence",
+    "unpad_sequence",
+    "new_empty",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+    "count_nonzero",
+    "nanmedian",
 ]

@@ -17,15 +17,19 @@ from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import (
     arrays,
+    casts,
     convert,
     create,
     entries,
+    facts,
     from_python,
+    fuse,
     index,
     join,
     lazy,
     leafwise,
     logic,
+    naming,
     order,
     pack,
     pieces,
@@ -65,6 +69,8 @@ class Tree(Node):
     exclude = entries.exclude
     with_batch_size = entries.with_batch_size
     with_names = entries.with_names
+    refine_names = naming.refine_names
+    rename = naming.rename
     with_statics = convert.with_statics
     update_with = restructure.update_with
     rename_key = restructure.rename_key
@@ -75,12 +81,24 @@ class Tree(Node):
     filter_empty = restructure.filter_empty
     filter_non_tensor = restructure.filter_non_tensor
     merge = restructure.merge
+    empty = restructure.empty
     auto_batch_size = restructure.auto_batch_size
+    cat_tensors = fuse.cat_tensors
+    stack_tensors = fuse.stack_tensors
 
     # Leaves
     apply = leafwise.apply
     named_apply = leafwise.named_apply
     to = convert.to
+    float = casts.float
+    double = casts.double
+    half = casts.half
+    bfloat16 = casts.bfloat16
+    int = casts.int
+    long = casts.long
+    bool = casts.bool
+    cpu = casts.cpu
+    cuda = casts.cuda
     detach = convert.detach
     clone = convert.clone
     contiguous = convert.contiguous
@@ -99,13 +117,28 @@ class Tree(Node):
     full_like = create.full_like
     rand_like = create.rand_like
     randn_like = create.randn_like
+    new_zeros = create.new_zeros
+    new_ones = create.new_ones
+    new_empty = create.new_empty
+    new_full = create.new_full
     ravel = pack.ravel
     pack = pack.pack
     state_dict = state.state_dict
     load_state_dict = state.load_state_dict
 
+    # Facts
+    depth = property(facts.depth)
+    is_cpu = property(facts.is_cpu)
+    is_cuda = property(facts.is_cuda)
+    is_meta = property(facts.is_meta)
+    bytes = facts.bytes
+    param_count = facts.param_count
+    is_contiguous = facts.is_contiguous
+    is_floating_point = facts.is_floating_point
+
     # Shape
     _at_index = index.at_index  # pyright: ignore[reportAssignmentType]
+    __getitems__ = index.getitems
     at = property(_at.at)
     reshape = shape.reshape
     unsqueeze = shape.unsqueeze
@@ -203,7 +236,9 @@ class Tree(Node):
     allclose = logic.allclose
     atan2 = logic.atan2
     bitwise_and = logic.bitwise_and
+    bitwise_left_shift = logic.bitwise_left_shift
     bitwise_or = logic.bitwise_or
+    bitwise_right_shift = logic.bitwise_right_shift
     bitwise_xor = logic.bitwise_xor
     clamp = logic.clamp
     clamp_max = logic.clamp_max
@@ -222,6 +257,10 @@ class Tree(Node):
     __ror__ = logic.bitwise_or
     __xor__ = logic.bitwise_xor
     __rxor__ = logic.bitwise_xor
+    __lshift__ = logic.bitwise_left_shift
+    __rlshift__ = logic.rlshift
+    __rshift__ = logic.bitwise_right_shift
+    __rrshift__ = logic.rrshift
 
     # Functions of every element
     acos = unary.acos
@@ -294,11 +333,13 @@ class Tree(Node):
     amin = reduce.amin
     argmax = reduce.argmax
     argmin = reduce.argmin
+    count_nonzero = reduce.count_nonzero
     logsumexp = reduce.logsumexp
     max = reduce.max
     median = reduce.median
     min = reduce.min
     nanmean = reduce.nanmean
+    nanmedian = reduce.nanmedian
     nansum = reduce.nansum
     norm = reduce.norm
     prod = reduce.prod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 import torch
 
@@ -16,6 +16,7 @@ __all__ = [
     "Device",
     "DimNames",
     "Entries",
+    "FromOptions",
     "Index",
     "Key",
     "Leaf",
@@ -43,6 +44,25 @@ DimNames: TypeAlias = Sequence[str | None]
 
 Entries: TypeAlias = Mapping[str, Any]
 """What a tree can be built from: names to values, nested mappings and trees."""
+
+
+class FromOptions(TypedDict, total=False):
+    """What every function that makes a tree of other data takes by keyword.
+
+    Attributes:
+        batch_size: the batch size, ``[]`` by default.
+        auto_batch_size: infer it: the longest leading shape that all tensors share.
+        batch_dims: infer it, with at most this many dims in every node.
+        device: where to move the leaves, None to leave them.
+        names: a name (or None) for every batch dim.
+    """
+
+    batch_size: Size | None
+    auto_batch_size: bool
+    batch_dims: int | None
+    device: Device | None
+    names: DimNames | None
+
 
 if TYPE_CHECKING:
     Index: TypeAlias = (

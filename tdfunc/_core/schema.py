@@ -799,11 +799,14 @@ class Schema:
 
     def leaf_kids(self) -> tuple[int, ...]:
         """Return for every leaf its dims behind the batch dims of its *own* node."""
-        kids = [0] * self.n
-        for _, kid, lo, _, _ in self.walk():
-            if is_leaf(kid):
-                kids[lo] = rank_of(kid)
-        return tuple(kids)
+        known = self._memo.get("leaf_kids")
+        if known is None:
+            kids = [0] * self.n
+            for _, kid, lo, _, _ in self.walk():
+                if is_leaf(kid):
+                    kids[lo] = rank_of(kid)
+            known = self._remember("leaf_kids", tuple(kids))
+        return known
 
     def replaced(self, nodes: tuple[tuple[int, Schema, int], ...]) -> Schema:
         """Return the schema in which some leaves have become nodes.
@@ -854,7 +857,11 @@ class Schema:
             surpluses: the surplus of every nested node, in the order of `walk`; None
                 keeps them.
         """
-        return self._rebuilt(kids, surpluses=surpluses)
+        token = ("with_ranks", kids, surpluses)
+        known = self._memo.get(token)
+        if known is None:
+            known = self._remember(token, self._rebuilt(kids, surpluses=surpluses))
+        return known
 
     def of_class(self, cls: type[Any]) -> Schema:
         """Return the structure in which every node is of one class."""

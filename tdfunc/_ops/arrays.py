@@ -12,14 +12,15 @@ from torch.utils import dlpack
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.tree import map_leaves, with_leaves
 from tdfunc._ops.convert import from_dict, to_dict
-from tdfunc._ops.from_python import children, unfolded
+from tdfunc._ops.from_python import children, unfolded, with_size
 from tdfunc.errors import InvalidLeafError, OperandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
     from tdfunc._core.node import Node
-    from tdfunc.typing import Device, DimNames, Path, Size
+    from tdfunc.typing import FromOptions, Path
 
 __all__ = [
     "from_dlpack",
@@ -33,12 +34,7 @@ __all__ = [
 
 def from_struct_array(
     array: np.ndarray[Any, Any],
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of a structured array: fields are entries, its shape the batch.
 
@@ -48,11 +44,8 @@ def from_struct_array(
 
     Args:
         array: an array whose dtype has fields, which may have fields themselves.
-        batch_size: the batch size, the shape of the array by default.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size (the shape of the array by default), device and names; see
+            `tdfunc.typing.FromOptions`.
 
     Raises:
         OperandError: `array` is no array with fields.
@@ -73,16 +66,7 @@ def from_struct_array(
             got=array.dtype if isinstance(array, np.ndarray) else type(array).__name__,
             fix="tdfunc.from_numpy({'x': array})",
         )
-    if batch_size is None and not auto_batch_size and batch_dims is None:
-        batch_size = array.shape
-    return from_dict(
-        unfolded(array, children),
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    return from_dict(unfolded(array, children), **with_size(options, array.shape))
 
 
 def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
@@ -197,12 +181,7 @@ def to_numpy(td: Node) -> dict[str, Any]:
 
 def from_numpy(
     arrays: Mapping[str, Any] | np.ndarray[Any, Any],
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of nested mappings of arrays, or of a structured array.
 
@@ -211,12 +190,8 @@ def from_numpy(
 
     Args:
         arrays: what `to_numpy` or `to_struct_array` gives.
-        batch_size: as in `from_dict`, like the rest; for a structured array its shape
-            by default.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size (for a structured array its shape by default), device and
+            names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         TdfuncError: what `from_dict` and `from_struct_array` raise.
@@ -230,14 +205,7 @@ def from_numpy(
     convert: Callable[..., Any] = from_dict
     if isinstance(arrays, np.ndarray):
         convert = from_struct_array
-    return convert(
-        arrays,
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    return convert(arrays, **options)
 
 
 def to_dlpack(
@@ -276,23 +244,14 @@ def to_dlpack(
 
 def from_dlpack(
     entries: Mapping[str, Any],
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of nested mappings of another library's arrays, without copies.
 
     Args:
         entries: names to objects with ``__dlpack__`` or DLPack capsules; anything else
             is what it is in the constructor.
-        batch_size: as in `from_dict`, like the rest.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size, device and names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         InvalidLeafError: an array can not be taken, or `entries` is no mapping.
@@ -307,14 +266,7 @@ def from_dlpack(
     taken: Any = entries
     if isinstance(entries, Mapping):
         taken = unfolded(entries, _mapping, _taken)
-    return from_dict(
-        taken,
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    return from_dict(taken, **options)
 
 
 def _mapping(value: Any) -> dict[Any, Any] | None:

@@ -40,6 +40,7 @@ from tdfunc._ops.index import (
     size_at_plan,
 )
 from tdfunc._ops.pointwise import Numbers
+from tdfunc._ops.shape import by_shape
 from tdfunc.errors import OperandError, StructureError, TreeIndexError
 from tdfunc.typing import MISSING
 
@@ -313,15 +314,19 @@ def _written(
     single = plan[0] if len(plan) == 1 else plan
     # By kinds, since Dynamo does not trace torch.can_cast. Assignment casts all numbers
     # but complex ones.
-    most = _KINDS.index(float)
+    most = _KINDS.index(float) if fn is None else _KINDS.index(bool)
+    one_dim = dims == 1 and len(shape) == 1
+    columns: list[Any] = [td._leaves, values, td._schema.paths()]
+    if places is not None:
+        columns.append(by_shape(td._leaves, lambda s: (*shape, *s[dims:])))
 
-    def write(x: torch.Tensor, new: Any, path: Path) -> torch.Tensor:
+    def write(x: torch.Tensor, new: Any, path: Path, wanted: Any = None) -> Any:
         if new is MISSING:
             return x
         if fn is not None and not adds:
             new = fn(x[single], new)
         plain = isinstance(new, torch.Tensor) and new.dtype == x.dtype
-        if not plain and _kind(new) > (max(_kind(x), most) if fn is None else _kind(x)):
+        if not plain and (kind := _kind(new)) > most and kind > _kind(x):
             raise OperandError(
                 "the result does not have the dtype of the leaf",
                 path=path,
@@ -331,24 +336,38 @@ def _written(
                 "td.to(dtype) casts",
             )
         if places is not None:
-            return _scattered(x, dims, shape, places, new, accumulate=adds)
+            return _scattered(x, wanted, dims, places, new, one_dim, adds)
         out = x.clone()
         out[single] = new
         return out
 
-    schema = td._schema
-    return with_leaves(
-        td, zip_leaves(schema, (td._leaves, values, schema.paths()), write)
-    )
+    one = _adding(write, places) if adds and one_dim else write
+    return with_leaves(td, zip_leaves(td._schema, columns, one))
+
+
+def _adding(write: Callable[..., Any], places: Any) -> Callable[..., Any]:
+    """Return `write`, with no test too many for what is added most."""
+    plain = torch.Tensor
+
+    def add(x: torch.Tensor, new: Any, path: Path, wanted: tuple[int, ...]) -> Any:
+        if type(new) is plain and new.dtype is x.dtype and new.shape == wanted:
+            return torch.index_add(x, 0, places, new)
+        return write(x, new, path, wanted)
+
+    return add
 
 
 # Kinds of numbers; each can be cast to itself and to those after it.
 _KINDS = (bool, int, float, complex)
+_KIND_OF_TYPE = {kind: i for i, kind in enumerate(_KINDS)}
 
 
 def _kind(value: Any) -> int:
     """Return the place in `_KINDS` of the elements of a tensor, or of a number."""
     if not isinstance(value, torch.Tensor):
+        known = _KIND_OF_TYPE.get(type(value))
+        if known is not None:
+            return known
         kinds = (
             (bool, torch.SymBool),
             (int, torch.SymInt),
@@ -367,30 +386,30 @@ def _numbered(size: torch.Size, plan: tuple[Any, ...]) -> torch.Tensor:
     return torch.arange(prod(size), device=device).reshape(size)
 
 
-def _scattered(
+def _scattered(  # noqa: PLR0917 - once for every leaf
     x: torch.Tensor,
+    wanted: tuple[int, ...],
     dims: int,
-    shape: torch.Size,
     places: torch.Tensor,
     value: Any,
-    *,
-    accumulate: bool,
+    one_dim: bool,  # noqa: FBT001
+    accumulate: bool,  # noqa: FBT001
 ) -> torch.Tensor:
-    """Return a leaf with values at numbered rows, which are `shape` in the index.
+    """Return a leaf with values at numbered rows, `wanted` the shape of these rows.
 
-    Out-of-place from the start: inside transforms a clone of what is not mapped has no
-    room for values that are.
+    `one_dim` is whether the batch and the index have one dim. Out-of-place from the
+    start: inside transforms a clone of what is not mapped has no room for values that
+    are.
     """
-    if isinstance(value, torch.Tensor):
-        value = value.to(x.dtype)
-    else:
+    if not isinstance(value, torch.Tensor):
         value = torch.full((), value, dtype=x.dtype, device=x.device)
-    features = x.shape[dims:]
-    wanted = (*shape, *features)
+    elif value.dtype != x.dtype:  # a cast to the same dtype costs as much as the rest
+        value = value.to(x.dtype)
     if value.shape != wanted:
         value = value.expand(wanted)
     flat = x
-    if dims != 1 or len(shape) != 1:
+    if not one_dim:
+        features = x.shape[dims:]
         value = value.reshape((places.shape[0], *features))
         flat = x.reshape((prod(x.shape[:dims]), *features))
     if accumulate:
@@ -500,12 +519,12 @@ def _check_rows(td: Node, path: Path, shape: torch.Size, value: Node) -> None:
             fix="td.at[index].set(value.to_dict()) writes some entries only",
         )
     dims = td.batch_dims
-    for place, x, new in zip(
-        node._schema.paths(), node._leaves, value._leaves, strict=True
+    every = by_shape(node._leaves, lambda s: (*shape, *s[dims:]))
+    for place, wanted, new in zip(
+        node._schema.paths(), every, value._leaves, strict=True
     ):
-        # Its batch size is that of the rows.
-        if new.shape[len(shape) :] != x.shape[dims:]:
-            raise _misfit((*path, *place), (*shape, *x.shape[dims:]), new.shape)
+        if new.shape != wanted:
+            raise _misfit((*path, *place), wanted, new.shape)
 
 
 def _misfit(path: Path, wanted: Any, got: Any) -> OperandError:

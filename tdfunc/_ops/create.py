@@ -10,9 +10,10 @@ import torch
 from tdfunc._core.batch import as_device, as_size
 from tdfunc._core.keys import as_path
 from tdfunc._core.leaf import as_leaf
-from tdfunc._core.node import Node
+from tdfunc._core.node import Node, make
 from tdfunc._core.tree import map_leaves, with_leaves
 from tdfunc._ops.convert import from_dict
+from tdfunc._ops.shape import as_list
 from tdfunc.errors import InvalidKeyError, InvalidLeafError, show_path
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ __all__ = [
     "from_schema",
     "fromkeys",
     "full_like",
+    "new_empty",
+    "new_full",
+    "new_ones",
+    "new_zeros",
     "ones_like",
     "rand_like",
     "randn_like",
@@ -311,3 +316,149 @@ def randn_like(
         True
     """
     return _like(td, torch.randn_like, generator=generator, dtype=dtype, device=device)
+
+
+def _new(
+    td: NodeT,
+    size: tuple[Any, ...],
+    fn: Callable[..., torch.Tensor],
+    *args: Any,
+    dtype: torch.dtype | None,
+    device: Device | None,
+) -> NodeT:
+    """Return the tree of ``fn(leaf, shape, *args)`` for a new batch size."""
+    new = as_size(as_list(size))
+    dims = td.batch_dims
+    target = as_device(device)
+
+    def one(leaf: torch.Tensor) -> torch.Tensor:
+        shape = (*new, *leaf.shape[dims:])
+        return fn(leaf, shape, *args, dtype=dtype, device=target)
+
+    leaves = map_leaves(td._schema, td._leaves, one)
+    return make(td._schema, leaves, td._statics, new, None)
+
+
+def new_zeros(
+    td: NodeT,
+    *size: int | Size,
+    dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> NodeT:
+    """Return a tree of zeros with the entries of `td` and another batch size.
+
+    Statics are kept, and so are feature dims, and the batch dims that nested nodes have
+    more than the root. The new batch dims have no names.
+
+    Args:
+        td: the tree.
+        size: the new batch size, as ints or one sequence.
+        dtype: the dtype of all leaves, None for that of each.
+        device: the device of all leaves, None for that of each.
+
+    Raises:
+        OptionError: `size` is none.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2, 3)}, 2)
+        >>> td.new_zeros(4)["x"].shape
+        torch.Size([4, 3])
+    """
+    return _new(td, size, torch.Tensor.new_zeros, dtype=dtype, device=device)
+
+
+def new_ones(
+    td: NodeT,
+    *size: int | Size,
+    dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> NodeT:
+    """Return a tree of ones with the entries of `td` and another batch size.
+
+    Statics are kept, and so are feature dims, and the batch dims that nested nodes have
+    more than the root. The new batch dims have no names.
+
+    Args:
+        td: the tree.
+        size: the new batch size, as ints or one sequence.
+        dtype: the dtype of all leaves, None for that of each.
+        device: the device of all leaves, None for that of each.
+
+    Raises:
+        OptionError: `size` is none.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2, 3)}, 2)
+        >>> td.new_ones([])["x"]
+        tensor([1., 1., 1.])
+    """
+    return _new(td, size, torch.Tensor.new_ones, dtype=dtype, device=device)
+
+
+def new_empty(
+    td: NodeT,
+    *size: int | Size,
+    dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> NodeT:
+    """Return a tree of leaves that hold anything, with another batch size.
+
+    Statics are kept, and so are feature dims, and the batch dims that nested nodes have
+    more than the root. The new batch dims have no names.
+
+    Args:
+        td: the tree.
+        size: the new batch size, as ints or one sequence.
+        dtype: the dtype of all leaves, None for that of each.
+        device: the device of all leaves, None for that of each.
+
+    Raises:
+        OptionError: `size` is none.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2, 3)}, 2)
+        >>> td.new_empty(4, 2)["x"].shape
+        torch.Size([4, 2, 3])
+    """
+    return _new(td, size, torch.Tensor.new_empty, dtype=dtype, device=device)
+
+
+def new_full(
+    td: NodeT,
+    size: Size,
+    fill_value: complex,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> NodeT:
+    """Return a tree of one number with the entries of `td` and another batch size.
+
+    Statics are kept, and so are feature dims, and the batch dims that nested nodes have
+    more than the root. The new batch dims have no names.
+
+    Args:
+        td: the tree.
+        size: the new batch size, an int or a sequence.
+        fill_value: the number.
+        dtype: the dtype of all leaves, None for that of each.
+        device: the device of all leaves, None for that of each.
+
+    Raises:
+        OptionError: `size` is none.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2, 3)}, 2)
+        >>> td.new_full([1], 7.0)["x"]
+        tensor([[7., 7., 7.]])
+    """
+    return _new(
+        td, (size,), torch.Tensor.new_full, fill_value, dtype=dtype, device=device
+    )

@@ -31,8 +31,9 @@ from tdfunc.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Unpack
 
-    from tdfunc.typing import Device, DimNames, Path, Size
+    from tdfunc.typing import FromOptions, Path
 
 __all__ = [
     "children",
@@ -44,6 +45,7 @@ __all__ = [
     "to_namedtuple",
     "to_tensordict",
     "unfolded",
+    "with_size",
 ]
 
 
@@ -126,24 +128,27 @@ def _wrong(what: str, expected: str, value: Any, fix: str) -> OperandError:
     return OperandError(what, expected=expected, got=type(value).__name__, fix=fix)
 
 
+def infers(options: FromOptions) -> bool:
+    """Return whether the batch size is to be inferred."""
+    return bool(options.get("auto_batch_size")) or options.get("batch_dims") is not None
+
+
+def with_size(options: FromOptions, size: tuple[int, ...]) -> FromOptions:
+    """Return the options with a batch size where they say nothing of it."""
+    if options.get("batch_size") is not None or infers(options):
+        return options
+    return {**options, "batch_size": size}
+
+
 def from_tuple(
     values: tuple[Any, ...],
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of a tuple, with keys ``"0"``, ``"1"``, ... in that order.
 
     Args:
         values: the tuple.
-        batch_size: as in `from_dict`, like the rest.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size, device and names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         OperandError: `values` is no tuple, or one with field names.
@@ -158,34 +163,18 @@ def from_tuple(
     if not isinstance(values, tuple) or fields_of(values) is not None:
         what = "this is no plain tuple"
         raise _wrong(what, "a tuple", values, "tdfunc.from_any(values)")
-    return from_dict(
-        unfolded(values, children),
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    return from_dict(unfolded(values, children), **options)
 
 
 def from_namedtuple(
     values: tuple[Any, ...],
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of a named tuple, or of what a torch function returned.
 
     Args:
         values: a named tuple, or one of `torch.return_types`.
-        batch_size: as in `from_dict`, like the rest.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size, device and names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         OperandError: `values` has no field names.
@@ -201,34 +190,18 @@ def from_namedtuple(
     if fields_of(values) is None:
         what = "this is no named tuple"
         raise _wrong(what, "a tuple with fields", values, "tdfunc.from_any(values)")
-    return from_dict(
-        unfolded(values, children),
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    return from_dict(unfolded(values, children), **options)
 
 
 def from_dataclass(
     value: Any,
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of the fields of a dataclass instance.
 
     Args:
         value: an instance of a dataclass.
-        batch_size: as in `from_dict`, like the rest.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size, device and names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         OperandError: `value` is no such instance; the class itself is none.
@@ -254,36 +227,21 @@ def from_dataclass(
             if isinstance(value, type)
             else "tdfunc.from_any(value)",
         )
-    return from_dict(
-        unfolded(value, children),
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    return from_dict(unfolded(value, children), **options)
 
 
 def from_list(
     rows: list[Any] | tuple[Any, ...],
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the trees of a list stacked along a new first batch dim.
 
     Args:
         rows: trees, or containers that `from_any` converts, all with the same entries.
-        batch_size: the batch size of the result, which starts with the length of
-            `rows`; what follows is that of each row. By default trees keep their own,
-            and other rows have none.
-        auto_batch_size: infer the batch size of the result.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim of the result.
+        options: batch size, device and names of the result; see
+            `tdfunc.typing.FromOptions`. The batch size starts with the length of
+            `rows`, and what follows is that of each row; by default trees keep their
+            own, and other rows have none.
 
     Returns:
         A tree with copies of all tensors.
@@ -309,6 +267,7 @@ def from_list(
             got="an empty list" if isinstance(rows, list) else type(rows).__name__,
         )
     inner = None
+    batch_size = options.get("batch_size")
     if batch_size is not None:
         whole = as_size(batch_size)
         if whole[:1] != (len(rows),):
@@ -329,28 +288,16 @@ def from_list(
             raise _wrong(what, "a tree or a mapping", row, "torch.tensor(rows)")
         tds.append(from_dict(unfolded(row, children), batch_size=inner or ()))
     td = stack(tds)
-    infer = auto_batch_size or batch_dims is not None
-    if not infer:
-        batch_size = td.batch_size
-        names = td.names if names is None else names
-    return from_dict(
-        td,
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    if not infers(options):
+        options["batch_size"] = td.batch_size
+        if options.get("names") is None:
+            options["names"] = td.names
+    return from_dict(td, **options)
 
 
 def from_any(
     value: Any,
-    *,
-    batch_size: Size | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device | None = None,
-    names: DimNames | None = None,
+    **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of a container of any kind; what is none comes back unchanged.
 
@@ -361,11 +308,7 @@ def from_any(
 
     Args:
         value: anything.
-        batch_size: as in `from_dict`, like the rest.
-        auto_batch_size: infer the batch size.
-        batch_dims: infer it, with at most this many dims in every node.
-        device: where to move the leaves.
-        names: a name (or None) for every batch dim.
+        options: batch size, device and names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         TdfuncError: what the function for this kind raises.
@@ -387,17 +330,9 @@ def from_any(
         return value
     else:
         entries = unfolded(value, children)
-        infer = auto_batch_size or batch_dims is not None
-        if isinstance(value, np.ndarray) and batch_size is None and not infer:
-            batch_size = value.shape
-    return convert(
-        entries,
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+        if isinstance(value, np.ndarray):
+            options = with_size(options, value.shape)
+    return convert(entries, **options)
 
 
 def _is_row(value: Any) -> bool:

@@ -19,9 +19,11 @@ from tdfunc._ops.members import renested
 from tdfunc.errors import TreeIndexError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tdfunc.typing import Index
 
-__all__ = ["at_index"]
+__all__ = ["at_index", "getitems"]
 
 _BASIC = (int, slice, type(None), torch.SymInt)
 
@@ -81,6 +83,26 @@ def at_index(td: NodeT, index: Index) -> NodeT:
     names = names_at_plan(td, plan, len(new)) if td._names is not None else None
     out = make(schema, leaves, td._statics, new, names)
     return renested(out) if schema.lazy else out
+
+
+def getitems(td: NodeT, indices: Sequence[int]) -> NodeT:
+    """Return the rows at several ints; ``td[list(indices)]``, in one step.
+
+    A `torch.utils.data.DataLoader` looks for this under the name ``__getitems__``, and
+    then hands its ``collate_fn`` a batch in place of a list of rows.
+
+    Raises:
+        TreeIndexError: an int is out of range, or there are no batch dims.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.arange(5)}, 5)
+        >>> loader = torch.utils.data.DataLoader(td, 2, collate_fn=lambda batch: batch)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1], [2, 3], [4]]
+    """
+    return at_index(td, list(indices))
 
 
 def size_at_plan(size: torch.Size, plan: tuple[Any, ...]) -> torch.Size:

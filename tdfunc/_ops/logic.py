@@ -41,7 +41,9 @@ __all__ = [
     "allclose",
     "atan2",
     "bitwise_and",
+    "bitwise_left_shift",
     "bitwise_or",
+    "bitwise_right_shift",
     "bitwise_xor",
     "clamp",
     "clamp_max",
@@ -162,6 +164,42 @@ def bitwise_xor(td: NodeT, other: Any) -> NodeT:
         [6, 5]
     """
     return binary(td, other, torch.bitwise_xor)
+
+
+def bitwise_left_shift(td: NodeT, other: Any) -> NodeT:
+    """Return ``td << other``: the bits of integers moved up by `other` places.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([5, 6])}, 2)
+        >>> (td << 1)["x"].tolist(), (1 << td)["x"].tolist()
+        ([10, 12], [32, 64])
+    """
+    return binary(td, other, torch.bitwise_left_shift)
+
+
+def bitwise_right_shift(td: NodeT, other: Any) -> NodeT:
+    """Return ``td >> other``: the bits of integers moved down by `other` places.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([5, 6])}, 2)
+        >>> (td >> 1)["x"].tolist(), (td >> torch.tensor([0, 2]))["x"].tolist()
+        ([2, 3], [5, 1])
+    """
+    return binary(td, other, torch.bitwise_right_shift)
+
+
+def rlshift(td: NodeT, other: Any) -> NodeT:
+    """Return ``other << td``."""
+    return binary(td, other, _swapped(torch.bitwise_left_shift))
+
+
+def rrshift(td: NodeT, other: Any) -> NodeT:
+    """Return ``other >> td``."""
+    return binary(td, other, _swapped(torch.bitwise_right_shift))
 
 
 def isclose(

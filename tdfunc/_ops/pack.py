@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial, reduce
 from itertools import accumulate
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,7 @@ import torch
 from tdfunc._core.mismatch import differences
 from tdfunc._core.node import make
 from tdfunc._core.statics import NO_STATICS
-from tdfunc._core.tree import map_leaves
-from tdfunc._ops.shape import as_dim
+from tdfunc._ops.shape import as_dim, by_shape
 from tdfunc.errors import OperandError, ShapeError, StructureError, show_path
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def pack(
     at = as_dim(td, dim, extra=1)
     _check_one_kind(td)
     nb = len(size)
-    shapes = tuple([tuple(leaf.shape[nb:]) for leaf in td._leaves])
+    shapes = tuple(by_shape(td._leaves, lambda shape: tuple(shape[nb:])))
     if layout is None:
         layout = _layout(schema, shapes, at - nb - 1)
     else:
@@ -222,12 +222,13 @@ def pack(
     if not schema.n:
         return torch.zeros((*size[:at], 0, *size[at:])), layout
 
-    def columns(leaf: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        return leaf.reshape((*size, prod(shape))).movedim(-1, at)
-
-    flat = torch.cat(
-        [columns(x, s) for x, s in zip(td._leaves, shapes, strict=True)], at
-    )
+    columns = [
+        x if len(s) == 1 else x.flatten(nb) if s else x.unsqueeze(-1)
+        for x, s in zip(td._leaves, shapes, strict=True)
+    ]
+    if at != nb:
+        columns = [x.movedim(-1, at) for x in columns]
+    flat = torch.cat(columns, at)
     # Of four and five dims that were moved, `cat` makes a channels-last tensor.
     return flat.contiguous(), layout
 
@@ -249,12 +250,12 @@ def _check_one_kind(td: Node) -> None:
 
 def _check_same(td: Node, name: str, fix: str) -> None:
     """Raise unless all leaves have the same dtype, or device."""
-    first = None
-    for at, leaf in enumerate(td._leaves):
-        value = getattr(leaf, name)
-        if first is None:
-            first = value
-        elif value != first:
+    values = [*map(attrgetter(name), td._leaves)]
+    first = values[0] if values else None
+    if values.count(first) == len(values):
+        return
+    for at, value in enumerate(values):
+        if value != first:
             paths = td._schema.paths()
             raise OperandError(
                 f"leaves of several {name}s can not be one tensor",
@@ -338,13 +339,17 @@ def ravel(td: NodeT) -> tuple[torch.Tensor, Callable[[torch.Tensor], NodeT]]:
     size = td.batch_size
     schema = td._schema
     _check_same(td, "device", "td.to('cpu') moves all leaves to one device")
-    kinds = tuple([(tuple(leaf.shape), leaf.dtype) for leaf in td._leaves])
+    dtypes = [leaf.dtype for leaf in td._leaves]
+    kinds = tuple(zip(by_shape(td._leaves, tuple), dtypes, strict=True))
     unravel: Any = partial(_unravel, schema, kinds, td._statics, tuple(size), td._names)
     if not schema.n:
         return torch.zeros(0), unravel
-    common = reduce(torch.promote_types, [dtype for _, dtype in kinds])
-    rows = map_leaves(schema, td._leaves, lambda leaf: leaf.to(common).reshape(-1))
-    return torch.cat(rows), unravel
+    unique = list(dict.fromkeys(dtypes))
+    common = reduce(torch.promote_types, unique)
+    leaves = td._leaves
+    if len(unique) > 1:
+        leaves = tuple([leaf.to(common) for leaf in leaves])
+    return torch.cat([leaf.reshape(-1) for leaf in leaves]), unravel
 
 
 def _unravel(

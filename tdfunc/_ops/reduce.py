@@ -49,12 +49,14 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "count_nonzero",
     "logsumexp",
     "max",
     "mean",
     "median",
     "min",
     "nanmean",
+    "nanmedian",
     "nansum",
     "norm",
     "prod",
@@ -510,6 +512,33 @@ def median(
     return found.values if dim is None else found
 
 
+def nanmedian(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Return the medians of the elements that are not NaN, with `dim` also where.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+
+    Returns:
+        `ValuesIndices` of two trees with `dim`; a tree of medians without. The median
+        of nothing but NaN is NaN.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3.0, float("nan"), 1.0, 2.0])}, 4)
+        >>> td.nanmedian()["x"], td.nanmedian(0).indices["x"]
+        (tensor(2.), tensor(3))
+    """
+    found = _pair(td, _along(torch.nanmedian), dim, keepdim=keepdim)
+    return found.values if dim is None else found
+
+
 def argmax(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
@@ -626,6 +655,41 @@ def logsumexp(
     if reduce:
         return _stacked(td, "logsumexp", over, dim, keepdim=keepdim).logsumexp(0)
     return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def count_nonzero(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as all reductions
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return how many elements of every leaf are not zero, as int64; NaN is not zero.
+
+    Args:
+        td: the tree.
+        dim: what to count over; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold the counts of all leaves into one tensor.
+
+    Returns:
+        A tree, or one tensor with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([[1, 0], [3, 2]])}, [2, 2])
+        >>> td.count_nonzero(0)["x"].tolist(), td.count_nonzero(reduce=True).item()
+        ([2, 1], 3)
+    """
+    over = _over_dims(_nonzeros)
+    if reduce:
+        return _stacked(td, "count_nonzero", over, dim, keepdim=keepdim).sum(0)
+    return _reduced(td, over, dim, keepdim=keepdim)
+
+
+def _nonzeros(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
+    return torch.sum(leaf != 0, **dims)
 
 
 def nansum(
@@ -862,10 +926,11 @@ def _each_over(
     td: Node, over: Reduction, dims: list[range], *, keepdim: bool
 ) -> tuple[Any, ...]:
     """Return each leaf reduced over its own dims."""
+    reducers = {own: over(list(own), keepdim) for own in dict.fromkeys(dims) if own}
 
     def one(leaf: torch.Tensor, own: range) -> Any:
         if own:
-            return over(list(own), keepdim)(leaf)
+            return reducers[own](leaf)
         # torch reads an empty list of dims as "all"; a dim of size 1 reduces nothing.
         return over([-1], False)(leaf.unsqueeze(-1))  # noqa: FBT003
 

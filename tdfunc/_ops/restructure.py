@@ -9,14 +9,15 @@ before is an entry like any other and stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from tdfunc._core.batch import as_constants, as_names, misfit
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
-from tdfunc._core.schema import Schema
+from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.statics import NonTensorData
 from tdfunc._ops.entries import as_paths, rearranged, select, set, update
 from tdfunc.errors import (
     InvalidKeyError,
@@ -35,8 +36,15 @@ if TYPE_CHECKING:
     from tdfunc._core.schema import Moved
     from tdfunc.typing import Path
 
+    KeySet: TypeAlias = (
+        Iterable[str | Path]
+        | Mapping[Any, str | Path]
+        | Callable[[Path, torch.Tensor], Any]
+    )
+
 __all__ = [
     "auto_batch_size",
+    "empty",
     "filter_empty",
     "filter_non_tensor",
     "flatten_keys",
@@ -124,6 +132,8 @@ def rename_keys(
 
 def _check_apart(paths: list[Path], what: str) -> None:
     """Raise if a path comes twice or leads to something inside another."""
+    if len({*paths}) == len(paths) and all([len(path) == 1 for path in paths]):
+        return
     count = {path: paths.count(path) for path in paths}
     bad = [path for path, times in count.items() if times > 1]
     bad += [
@@ -246,7 +256,7 @@ def _check_separator(separator: Any) -> None:
 
 def split_keys(
     td: NodeT,
-    *key_sets: Iterable[str | Path],
+    *key_sets: KeySet,
     default: Any = MISSING,
     strict: bool = True,
 ) -> tuple[NodeT, ...]:
@@ -256,8 +266,11 @@ def split_keys(
 
     Args:
         td: the tree.
-        key_sets: lists, tuples or sets of keys and paths. A node comes with
-            everything in it, and a set may be empty.
+        key_sets: each a list, tuple or set of keys and paths, which may be empty; a
+            node comes with everything in it. Or a mapping of them to the keys or
+            paths that they get. Or a function of a path and a leaf that is true for
+            the leaves to take; it sees those that no set before it took, and should
+            look at dtypes and shapes, not at values.
         default: the value of an entry that is not there, anything that `set` takes.
         strict: without `default`, raise for an entry that is not there; False leaves
             it out.
@@ -271,28 +284,58 @@ def split_keys(
         MissingKeyError: `strict`, no `default`, and an entry is not in the tree.
         OptionError: a set is a single key, or no collection.
         StructureError: an entry is in two sets, or in one together with the node that
-            it is in; all such are listed.
+            it is in; all such are listed. Or new keys of a mapping are taken.
+        Exception: what a function raises, with a note that names the leaf.
 
     Examples:
         >>> from tdfunc import TensorDict
         >>> td = TensorDict({"a": 1, "n": {"b": 2, "c": 3}})
         >>> [t.keys(True) for t in td.split_keys(["a"], [("n", "b")])]
         [('a',), ('n', ('n', 'b')), ('n', ('n', 'c'))]
+        >>> deep, rest = td.split_keys(lambda path, leaf: len(path) > 1)
+        >>> deep.keys(), rest.keys(), td.split_keys({"a": "z"})[0].keys()
+        (('n',), ('a',), ('z',))
     """
     size = td.batch_size
-    sets = [as_paths(keys, f"key set {i}") for i, keys in enumerate(key_sets)]
-    every = [path for paths in sets for path in paths]
+    sets: list[tuple[Path, ...]] = []
+    every: list[Path] = []
+    for i, keys in enumerate(key_sets):
+        if callable(keys):
+            sets.append(_chosen(td, keys, every))
+        else:
+            sets.append(as_paths(keys, f"key set {i}"))
+        every += sets[-1]
     _check_apart(every, "the key sets are not apart")
     parts: list[NodeT] = []
-    for paths in sets:
+    for keys, paths in zip(key_sets, sets, strict=True):
         part = select(td, *paths, strict=strict and default is MISSING)
         if default is not MISSING:
             for path in paths:
                 if path not in part:
                     part = set(part, path, default)
+        if isinstance(keys, Mapping):
+            part = rename_keys(part, keys, strict=False)
         parts.append(part)
     rest = td._schema.outside(tuple(every))
     return (*parts, rearranged(td, size, td._schema.narrowed(rest, keep=True)))
+
+
+def _chosen(
+    td: Node, choose: Callable[[Path, Any], Any], taken: list[Path]
+) -> tuple[Path, ...]:
+    """Return the paths of the leaves that a function takes, of those not taken."""
+    gone = {*taken}
+    out: list[Path] = []
+    for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
+        if any([path[:end] in gone for end in range(1, len(path) + 1)]):
+            continue
+        try:
+            if choose(path, leaf):
+                out.append(path)
+        except Exception as error:
+            error.add_note(f"tdfunc: at {show_path(path)}")
+            raise
+    return tuple(out)
 
 
 def filter_empty(td: NodeT) -> NodeT:
@@ -323,6 +366,27 @@ def filter_non_tensor(td: NodeT) -> NodeT:
     size = td.batch_size
     schema = td._schema
     return rearranged(td, size, schema.narrowed(schema.static_paths(), keep=False))
+
+
+def empty(td: NodeT, recurse: bool = False) -> NodeT:  # noqa: FBT001, FBT002 - the peer's signature
+    """Return the tree without entries: its class, batch size and dim names.
+
+    Args:
+        td: the tree.
+        recurse: keep nested nodes and statics, so that only tensors are missing.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, 3)
+        >>> td.empty(), td.empty(recurse=True).keys()
+        (TensorDict(batch_size=[3], fields={}), ('n',))
+    """
+    size = td.batch_size
+    schema = td._schema
+    if recurse:
+        return rearranged(td, size, schema.narrowed(schema.paths(), keep=False))
+    return rearranged(td, size, schema.narrowed((), keep=True))
 
 
 def auto_batch_size(td: NodeT, batch_dims: int | None = None) -> NodeT:
@@ -374,12 +438,20 @@ def auto_batch_size(td: NodeT, batch_dims: int | None = None) -> NodeT:
     return make(schema, leaves, td._statics, size, names)
 
 
-def merge(first: NodeT, *others: NodeT) -> NodeT:
-    """Return the tree with the entries of several trees that share none.
+def merge(
+    first: NodeT,
+    *others: NodeT,
+    on_conflict: Callable[[Any, Any], Any] | None = None,
+) -> NodeT:
+    """Return the tree with the entries of several trees.
 
     Args:
         first: a tree.
         others: trees; nested nodes that several have are merged.
+        on_conflict: what to do with a leaf or static that two trees have: a function
+            of the value so far and the value in the next tree that returns what `set`
+            takes; of two statics, the new static. None lets no two trees share an
+            entry.
 
     Returns:
         A tree of the class of the first. Its batch size is that of the trees with
@@ -388,7 +460,9 @@ def merge(first: NodeT, *others: NodeT) -> NodeT:
     Raises:
         OperandError: one of them is no tree.
         ShapeError: the batch sizes differ.
-        StructureError: two trees have the same entry; all such are listed.
+        StructureError: two trees have the same entry, and there is no `on_conflict`; or
+            one has a node where the other has a leaf. All such are listed.
+        Exception: what `on_conflict` raises, with a note that names the entry.
 
     Examples:
         >>> import torch
@@ -396,6 +470,8 @@ def merge(first: NodeT, *others: NodeT) -> NodeT:
         >>> a, b = tdfunc.TensorDict({"x": 1}), tdfunc.TensorDict({"y": 2})
         >>> tdfunc.merge(a, b).keys()
         ('x', 'y')
+        >>> tdfunc.merge(a, b, a, on_conflict=torch.add)["x"]
+        tensor(2)
     """
     trees = (first, *others)
     for tree in others:
@@ -418,18 +494,56 @@ def merge(first: NodeT, *others: NodeT) -> NodeT:
     names = next((tree._names for tree in sized if tree._names is not None), None)
     whole: Any = make(first._schema, first._leaves, first._statics, size, names)
     for tree in others:
+        both: list[Path] = []
         clashes = _clashes(whole._schema, tree._schema)
+        if on_conflict is not None:
+            both = [path for path in clashes if _is_end(whole, path, tree)]
+            clashes = [path for path in clashes if path not in both]
         if clashes:
             raise StructureError(
                 "the trees share entries",
-                expected="trees without common entries",
+                expected="trees without common entries"
+                if on_conflict is None
+                else "two nodes at a path, or none",
                 got=", ".join(map(show_path, clashes)),
                 fix="a.update(b) lets the second win",
             )
         same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
+        if on_conflict is not None:
+            same = _decided(whole, same, both, on_conflict)
         _check_sizes(whole, same)
         whole = update(whole, same)
     return whole
+
+
+def _is_end(whole: Node, path: Path, tree: Node) -> bool:
+    """Return whether both trees have a leaf or static at a path."""
+    found = [node._schema.find(path) for node in (whole, tree)]
+    return all(
+        [step is not None and not isinstance(step.kid, Schema) for step in found]
+    )
+
+
+def _decided(
+    whole: Node, tree: Any, both: list[Path], choose: Callable[[Any, Any], Any]
+) -> Any:
+    """Return `tree` with what a function makes of the ends that both trees have."""
+    for path in both:
+        static = _is_static(whole, path) and _is_static(tree, path)
+        try:
+            value = choose(entry_at(whole, path), entry_at(tree, path))
+        except Exception as error:
+            error.add_note(f"tdfunc: at {show_path(path)}")
+            raise
+        if static and not isinstance(value, NonTensorData):
+            value = NonTensorData(value)
+        tree = set(tree, short(path), value)
+    return tree
+
+
+def _is_static(node: Node, path: Path) -> bool:
+    found = node._schema.find(path)
+    return found is not None and found.kid == STATIC
 
 
 def _check_sizes(whole: Node, tree: Node) -> None:

@@ -17,13 +17,14 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.tree import zip_leaves
 from tdfunc._ops.members import renested
 from tdfunc.errors import OperandError, ShapeError, TreeIndexError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tdfunc.typing import Size
+    from tdfunc.typing import Path, Size
 
 __all__ = [
     "as_dim",
@@ -207,27 +208,35 @@ def _known_shape(td: Node, shape: list[Any]) -> torch.Size:
     return torch.Size(shape)
 
 
-def view(td: NodeT, *shape: int | Size) -> NodeT:
+def view(td: NodeT, *shape: int | Size | torch.dtype) -> NodeT:
     """Return the tree with its rows in another batch shape, as views.
+
+    Or with the bytes of its elements read as another dtype: the last feature dim of
+    a leaf becomes longer or shorter if elements become smaller or larger.
 
     Args:
         td: the tree.
-        shape: the new batch size, as ints or one sequence; one may be -1.
+        shape: the new batch size, as ints or one sequence; one may be -1. Or a dtype.
 
     Returns:
         Views of the leaves; names are dropped. The tree itself if the shape is the
-        one that it has.
+        one that it has. With a dtype batch size and names stay.
 
     Raises:
         ShapeError: the shape has another number of rows, or torch can not view a
-            leaf in it without copying.
+            leaf in it without copying; or a leaf without feature dims has elements
+            of another size than the dtype.
+        RuntimeError: torch's own, naming the leaf: its bytes are no such elements.
 
     Examples:
         >>> import torch
         >>> from tdfunc import TensorDict
-        >>> TensorDict({"x": torch.zeros(6, 4)}, 6).view(2, -1).batch_size
-        torch.Size([2, 3])
+        >>> td = TensorDict({"x": torch.zeros(6, 4)}, 6)
+        >>> td.view(2, -1).batch_size, td.view(torch.int16)["x"].shape
+        (torch.Size([2, 3]), torch.Size([6, 8]))
     """
+    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        return _reread(td, shape[0])
     size = td.batch_size
     new = _known_shape(td, as_list(shape))
     if new == size:
@@ -248,6 +257,25 @@ def view(td: NodeT, *shape: int | Size) -> NodeT:
                 ) from error
         raise
     return _shaped(td, leaves, new)
+
+
+def _reread(td: NodeT, dtype: torch.dtype) -> NodeT:
+    size = td.batch_size
+    schema = td._schema
+
+    def one(leaf: torch.Tensor, own: int, path: Path) -> torch.Tensor:
+        if not own and leaf.element_size() != dtype.itemsize:
+            raise ShapeError(
+                "elements of another size would change the batch",
+                path=path,
+                expected=f"a dtype of {leaf.element_size()} bytes, or a feature dim",
+                got=f"{dtype}, of {dtype.itemsize}",
+                fix="td.apply(lambda x: x.unsqueeze(-1)).view(dtype)",
+            )
+        return leaf.view(dtype)
+
+    columns = (td._leaves, schema.leaf_kids(), schema.paths())
+    return _shaped(td, zip_leaves(schema, columns, one), size, td._names)
 
 
 def _has_view(leaf: torch.Tensor, new: torch.Size, dims: int) -> bool:

@@ -68,17 +68,20 @@ def state_dict(td: Node, *, flatten: bool = True) -> dict[str, Any]:
     statics: list[Any] = []
     state: dict[str, Any] = {}
     inside: dict[Path, dict[str, Any]] = {(): state}
-    for path, kid, lo, slo, _ in schema.walk():
-        above = inside.get(path[:-1], state)
+    dotted = schema.dotted()
+    leaves = td._leaves
+    # The steps are remembered; walking takes as long as all the rest.
+    for path, kid, lo, slo, _ in schema.listed(True, False, False):  # noqa: FBT003
         if isinstance(kid, Schema):
             sizes.append([list(path), list(size_at(td, path))])
             if not flatten:
-                inside[path] = above[path[-1]] = {}
+                inside[path] = inside[path[:-1]][path[-1]] = {}
         elif kid == STATIC:
             statics.append([list(path), td._statics.values[slo]])
+        elif flatten:
+            state[dotted[lo]] = leaves[lo].detach()
         else:
-            name = ".".join(path) if flatten else path[-1]
-            above[name] = td._leaves[lo].detach()
+            inside[path[:-1]][path[-1]] = leaves[lo].detach()
     names = None if td.names is None else list(td.names)
     state[_REST] = {"batch_sizes": sizes, "names": names, "statics": statics}
     return state

@@ -9,10 +9,13 @@ import torch
 
 from tdfunc._core.node import Node
 from tdfunc._ops import (
+    autograd,
     convert,
     create,
+    facts,
     join,
     logic,
+    losses,
     order,
     pieces,
     pointwise,
@@ -120,7 +123,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
         getattr(torch, name): getattr(reduce, name)
         for name in (
             *("amax", "amin", "argmax", "argmin", "logsumexp", "median"),
-            *("nanmean", "nansum", "prod", "quantile"),
+            *("count_nonzero", "nanmean", "nanmedian", "nansum", "prod", "quantile"),
         )
     },
     **{getattr(torch, name): getattr(order, name) for name in order.__all__},
@@ -147,6 +150,12 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.nn.functional.relu: unary.relu,
     torch.nn.functional.softplus: unary.softplus,
     torch.special.expit: unary.sigmoid,
+    torch.nn.functional.l1_loss: losses.l1_loss,
+    torch.nn.functional.mse_loss: losses.mse_loss,
+    torch.nn.functional.smooth_l1_loss: losses.smooth_l1_loss,
+    torch.autograd.grad: autograd.grad,
+    torch.equal: pointwise.equal,
+    torch.is_floating_point: facts.is_floating_point,
     **{
         getattr(torch, name): getattr(unary, name)
         for name in unary.__all__
@@ -175,6 +184,8 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "bitwise_and": (logic.bitwise_and, logic.bitwise_and),
     "bitwise_or": (logic.bitwise_or, logic.bitwise_or),
     "bitwise_xor": (logic.bitwise_xor, logic.bitwise_xor),
+    "bitwise_left_shift": (logic.bitwise_left_shift, logic.rlshift),
+    "bitwise_right_shift": (logic.bitwise_right_shift, logic.rrshift),
     "maximum": (logic.maximum, logic.maximum),
     "minimum": (logic.minimum, logic.minimum),
     "fmod": (logic.fmod, logic.rfmod),
@@ -195,6 +206,8 @@ _OPERATORS = {
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
     "eq": "eq",
     "ne": "ne",
     "lt": "lt",
@@ -218,18 +231,42 @@ _TAKEN = frozenset(
         *("p", "ord", "q", "interpolation", "correction", "unbiased"),
         *("largest", "sorted", "descending", "stable"),
         *("rtol", "atol", "equal_nan"),
+        *("reduction", "grad_outputs", "retain_graph", "create_graph"),
+        *("only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"),
         *("decimals", "eps", "nan", "posinf", "neginf", "beta", "threshold"),
     }
 )
 # What torch's functions written in Python pass on when nobody asked for it.
 _UNASKED: dict[str, Any] = {"inplace": False, "_stacklevel": 3}
 
+# Other names that torch has for the same functions.
+_ALIASES = {
+    "absolute": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "divide": "div",
+    "fix": "trunc",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "multiply": "mul",
+    "negative": "neg",
+    "not_equal": "ne",
+    "subtract": "sub",
+}
+
 
 def _either(
     forward: Callable[..., Any], reflected: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(input: Any, other: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(input, _T):
+        if not isinstance(input, Node):  # a tensor, or a number: torch.pow(2, td)
             return reflected(other, input, *args, **options)
         return forward(input, other, *args, **options)
 
@@ -264,6 +301,8 @@ def _add_binary() -> None:
             _METHODS[f"__r{name}__"] = _mirrored(call)
     _METHODS["__rdiv__"] = _METHODS["__rtruediv__"]
     _METHODS["pow"] = _METHODS["__pow__"]
+    for alias, name in _ALIASES.items():
+        _FUNCTIONS[getattr(torch, alias)] = _FUNCTIONS[getattr(torch, name)]
 
 
 _add_binary()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import optree
 import torch
@@ -19,36 +19,13 @@ from torch.utils import _pytree as torch_pytree
 
 import tdfunc
 from tdfunc import TensorDict
-from tests.bench.trees import Data, data
+from tests.bench.algebra import ROWS
+from tests.bench.row import Case, Sides, on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-class Sides(NamedTuple):
-    """The same work by hand, by us and by the peer (None if it can not do it)."""
-
-    floor: Callable[[], Any]
-    tdfunc: Callable[[], Any]
-    peer: Callable[[], Any] | None
-
-
-class Case(NamedTuple):
-    """One row of the table."""
-
-    operation: str
-    tree: str
-    target: float | None  # None where the design sets none
-    build: Callable[[Data], Sides]
-
-    @property
-    def name(self) -> str:
-        return f"{self.operation}, {self.tree}"
-
-    def sides(self, *, peer: bool) -> Sides:
-        """Return the three calls; without `peer` the third is None."""
-        sides = self.build(data(self.tree, peer=peer))
-        return sides if peer else sides._replace(peer=None)
+    from tests.bench.trees import Data
 
 
 # Entries
@@ -525,18 +502,6 @@ def compiler_installed() -> bool:
     return any([shutil.which(name) for name in ("g++", "clang++", "c++")])
 
 
-def on(
-    trees: tuple[str, ...],
-    operation: str,
-    build: Callable[[Data], Sides],
-    *targets: float | None,
-) -> list[Case]:
-    """Return a case for each of these trees; the last trees are those with targets."""
-    unaimed = [None] * (len(trees) - len(targets))
-    pairs = zip(trees, [*unaimed, *targets], strict=True)
-    return [Case(operation, tree, target, build) for tree, target in pairs]
-
-
 EVERY = ("flat4", "flat32", "nest100")
 FLAT = ("flat4", "flat32")
 WIDE = ("flat32",)
@@ -575,6 +540,7 @@ CASES: tuple[Case, ...] = (
     *on(NESTED, "gather", gather, 1.7),
     *on(NESTED, "repeat", repeat, 1.7),
     *on(NESTED, "where", where, 1.7),
+    *ROWS,
     *on(EVERY, "stack 10", stack_ten, 1.1),
     *on(EVERY, "cat 10", cat_ten, 1.1),
     *on(EVERY, "clone", clone),

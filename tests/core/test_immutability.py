@@ -166,6 +166,9 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
         "with_batch_size": ([],),
         "with_names": (["t"],),
         "with_statics": (td,),
+        "rename": ("t",),
+        "refine_names": ("t",),
+        "new_full": (2, 1),
         "update_with": ({"x": torch.neg},),
         "rename_key": ("x", "y"),
         "rename_keys": ({"x": "y"},),
@@ -207,6 +210,8 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
     # Math on one dtype or another: property_tests/test_purity.py draws trees for it.
     math = {*unary.__all__, *logic.__all__, *order.__all__, *reduce.__all__, "rsub"}
     math |= {"pack", "ravel", "state_dict", "load_state_dict"}
+    # With keywords that have no default, or for machines with a GPU.
+    math |= {"cat_tensors", "stack_tensors", "cuda"}
     # Makers of trees, and conversions with arguments of their own kinds.
     makers = {n for n in dir(td) if n.startswith("from_") or n.endswith("_like")}
     makers |= {"fromkeys", "at"} | {n for n in dir(td) if n.startswith("to_")}

@@ -16,7 +16,7 @@ from tdfunc.errors import (
     OperandError,
     OptionError,
 )
-from tests.cases import Case, cases, check, fingerprint, leaves_of, ramp
+from tests.cases import Case, cases, check, fingerprint, leaves_of, ramp, same
 
 FILLED = {
     "zeros_like": torch.zeros_like,
@@ -193,3 +193,62 @@ def test_fromkeys_shares_the_value() -> None:
         tdfunc.fromkeys(["a"], x, batch_size=4)
     with pytest.raises(InvalidKeyError, match="a key comes twice"):
         tdfunc.fromkeys(["a", "a"])
+
+
+NEW = {
+    "new_zeros": ((), 0),
+    "new_ones": ((), 1),
+    "new_full": ((3,), 3),
+    "new_empty": ((), None),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+@cases()
+def test_new_trees_have_the_entries_and_another_batch_size(
+    case: Case, name: str
+) -> None:
+    args, number = NEW[name]
+    tensors = list(case.leaves.values())
+    before = fingerprint(tensors)
+    dims = len(case.batch)
+    for size in ((), (4,), (2, 3)):
+        out = getattr(case.tree, name)(size, *args)
+        if number is None:
+            out = out.full_like(3)
+
+        def expected(x: torch.Tensor, new: Any = size) -> torch.Tensor:
+            shape = (*new, *x.shape[dims:])
+            return torch.full(shape, 3 if number is None else number, dtype=x.dtype)
+
+        check(out, size, case.mapped(expected), case.statics)
+        assert out.names is None
+        for path, batch in case.batches.items():
+            assert (out[path] if path else out).batch_size == (*size, *batch[dims:])
+    assert fingerprint(tensors) == before
+
+
+def test_new_trees_take_options_and_go_through_transforms() -> None:
+    td = TensorDict({"x": ramp(2, 3), "n": {"y": ramp(2)}}, 2)
+    assert td.new_zeros(4, 2).batch_size == (4, 2)
+    assert td.new_ones(4, dtype=torch.int64).dtype == torch.int64
+    assert td.new_empty([4], device="meta").is_meta
+    with pytest.raises(OptionError):
+        td.new_zeros("four")  # pyright: ignore[reportArgumentType]
+
+    def use(t: TensorDict) -> TensorDict:
+        return t.new_full([2], 7.0)
+
+    expected = {("x",): torch.full((2, 3), 7.0), ("n", "y"): torch.full((2,), 7.0)}
+    check(torch.compile(use, fullgraph=True, backend="eager")(td), (2,), expected)
+    out = torch.vmap(use)(td)
+    check(out, (2, 2), {k: torch.stack([x, x]) for k, x in expected.items()})
+
+
+def test_the_peer_makes_the_same_new_trees() -> None:
+    peer = pytest.importorskip("tensordict")
+    theirs = peer.TensorDict({"x": ramp(2, 3), "n": {"y": ramp(2)}}, 2).new_ones(4)
+    ours = TensorDict({"x": ramp(2, 3), "n": {"y": ramp(2)}}, 2).new_ones(4)
+    for path in (("x",), ("n", "y")):
+        assert same(ours[path], theirs[path])
+    assert ours.batch_size == theirs.batch_size

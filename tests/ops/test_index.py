@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import tdfunc
 from tdfunc import TensorDict
 from tdfunc.errors import InvalidKeyError, MissingKeyError, TreeIndexError
 from tests.cases import CASES, Case, cases, check, fingerprint, ramp, same
@@ -525,3 +526,17 @@ def test_any_object_with_an_index_is_an_int() -> None:
     for index in indices:
         assert td[index].batch_size == torch.empty(3)[index].shape
         assert same(td[index]["y"], ramp(3)[index])
+
+
+def test_a_loader_takes_a_batch_in_one_step() -> None:
+    td = TensorDict({"x": ramp(5, 2), "s": "text"}, 5)
+    data: Any = td
+    loader: Any = torch.utils.data.DataLoader(
+        data, batch_size=2, collate_fn=lambda batch: batch
+    )
+    batches = list(loader)
+    assert [batch.batch_size for batch in batches] == [(2,), (2,), (1,)]
+    assert same(tdfunc.cat(batches)["x"], ramp(5, 2))
+    assert batches[0]["s"] == "text"
+    with pytest.raises(TreeIndexError):
+        td.__getitems__([5])

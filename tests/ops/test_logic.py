@@ -13,7 +13,7 @@ import tdfunc
 from tdfunc import TensorDict
 from tdfunc._ops import logic
 from tdfunc.errors import OperandError, OptionError, StructureError
-from tests.cases import Case, cases, check, fingerprint, ramp, same
+from tests.cases import Case, cases, check, fingerprint, leaves_of, ramp, same
 
 # torch's own, of vmap over isclose.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -465,3 +465,37 @@ def test_the_peer_agrees() -> None:
         other = [theirs * 2 - 0.5 if a == 1 else a for a in args]
         a, b = getattr(ours, name)(*mine), getattr(theirs, name)(*other)
         check(a, (3,), {("x",): b["x"], ("n", "y"): b["n", "y"]})
+
+
+SHIFTS = {
+    "bitwise_left_shift": (torch.bitwise_left_shift, operator.lshift),
+    "bitwise_right_shift": (torch.bitwise_right_shift, operator.rshift),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_shifts_and_their_operators(name: str) -> None:
+    fn, op = SHIFTS[name]
+    i, u = torch.tensor([[1, 6], [12, 7]]), torch.tensor([3, 9], dtype=torch.uint8)
+    td = TensorDict({"i": i, "n": {"u": u}}, 2)
+    check(op(td, 2), (2,), {("i",): fn(i, 2), ("n", "u"): fn(u, 2)})
+    check(op(td, td % 3), (2,), {("i",): fn(i, i % 3), ("n", "u"): fn(u, u % 3)})
+    both = {("i",): fn(64, i), ("n", "u"): fn(64, u)}
+    check(op(64, td), (2,), both)
+    check(getattr(torch, name)(64, td), (2,), both)
+    rows = torch.tensor([1, 3])
+    expected = {("i",): fn(i, rows[:, None]), ("n", "u"): fn(u, rows)}
+    check(op(td, rows), (2,), expected)
+    check(op(td, rows.numpy()), (2,), expected)
+    check(getattr(td, name)(rows), (2,), expected)
+    through: Any = fn
+    check(through(td, rows), (2,), expected)
+    turned = {("i",): fn(rows[:, None], i), ("n", "u"): fn(rows, u)}
+    check(op(rows, td), (2,), turned)
+    twice = {k: fn(x, 2) for k, x in leaves_of(td).items()}
+    check(torch.vmap(lambda t: op(t, 2))(td), (2,), twice)
+    compiled = torch.compile(lambda t: op(t, 2), fullgraph=True, backend="eager")
+    check(compiled(td), (2,), twice)
+    with pytest.raises((RuntimeError, NotImplementedError)) as caught:
+        op(TensorDict({"n": {"f": ramp(2)}}, 2), 1)
+    assert any("td['n', 'f']" in note for note in caught.value.__notes__)

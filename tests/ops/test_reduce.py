@@ -271,6 +271,7 @@ AT_ONCE: dict[str, Any] = {
     "nanmean": torch.nanmean,
     "norm": torch.linalg.vector_norm,
     "logsumexp": torch.logsumexp,
+    "count_nonzero": lambda x, d, k=False: (x != 0).sum(d, k),
 }
 ONE_DIM: dict[str, Any] = {
     "prod": torch.prod,
@@ -278,7 +279,12 @@ ONE_DIM: dict[str, Any] = {
     "argmin": torch.argmin,
     "quantile": lambda x, d, k=False: torch.quantile(x, 0.5, d, k),
 }
-PAIRS: dict[str, Any] = {"max": torch.max, "min": torch.min, "median": torch.median}
+PAIRS: dict[str, Any] = {
+    "max": torch.max,
+    "min": torch.min,
+    "median": torch.median,
+    "nanmedian": torch.nanmedian,
+}
 TENSORS = AT_ONCE | ONE_DIM
 WITH = {"quantile": (0.5,), "norm": (2,)}
 
@@ -393,7 +399,11 @@ def test_pairs_without_dim_are_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["prod", "amax", "amin", "max", "min", "logsumexp", "nansum", "norm"]
+    "name",
+    [
+        *("prod", "amax", "amin", "max", "min", "logsumexp", "nansum", "norm"),
+        "count_nonzero",
+    ],
 )
 @cases(lambda case: filled(case) and bool(case.leaves) and case.name != "deep")
 def test_folding_is_the_reduction_of_all_elements(case: Case, name: str) -> None:
@@ -527,7 +537,8 @@ def test_other_reductions_through_torch_and_transforms(name: str) -> None:
     expected = pick(over_torch(name, x))
     got = through(td, *first, 0)
     assert same(pick(got)["x"], expected)
-    assert same(pick(through(td, *first, dim=0, keepdim=True))["x"], expected[None])
+    if name != "count_nonzero":  # whose torch function keeps no dims
+        assert same(pick(through(td, *first, dim=0, keepdim=True))["x"], expected[None])
 
     def ours(t: Any) -> Any:
         return getattr(t, name)(*first, 0)
@@ -539,7 +550,7 @@ def test_other_reductions_through_torch_and_transforms(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
     assert same(pick(compiled(td))["x"], expected)
-    fold = {"argmax", "argmin", "quantile", "median"}
+    fold = {"argmax", "argmin", "quantile", "median", "nanmedian"}
     if name not in fold:
         done = torch.compile(
             lambda t: getattr(t, name)(reduce=True), fullgraph=True, backend="eager"
@@ -548,8 +559,8 @@ def test_other_reductions_through_torch_and_transforms(name: str) -> None:
         rows = torch.vmap(lambda t: getattr(t, name)(reduce=True))(td)
         whole = getattr(td, name)(dim="feature", reduce=True)
         torch.testing.assert_close(rows, whole)
-    if name.startswith("arg"):
-        return
+    if name.startswith(("arg", "count")):
+        return  # no gradient
     grad = torch.func.grad(lambda t: pick(ours(t)).sum(reduce=True))(td)
     plain = torch.func.grad(lambda x: pick(over_torch(name, x)).sum())(x)
     assert same(grad["x"], plain)
@@ -607,3 +618,18 @@ def test_the_peer_agrees_on_reductions() -> None:
         mine = getattr(ours, name)(dim=0)
         assert same(mine.values["x"], out.values["x"])
         assert same(mine.indices["n", "y"], out.indices["n", "y"])
+
+
+def test_what_counts_and_what_is_left_out() -> None:
+    nan = float("nan")
+    td = TensorDict({"x": torch.tensor([nan, 0.0, 3.0, 1.0]), "b": [True] * 4}, 4)
+    counts = td.count_nonzero()
+    assert counts["x"].item() == 3
+    assert counts["b"].item() == 4
+    assert counts.dtype == torch.int64
+    assert td.count_nonzero(reduce=True).item() == 7
+    assert td.count_nonzero("feature", reduce=True).tolist() == [2, 1, 2, 2]
+    floats = td.select("x")
+    assert floats.nanmedian()["x"].item() == 1
+    assert floats.nanmedian(0).indices["x"].item() == 3
+    assert floats.median()["x"].isnan()

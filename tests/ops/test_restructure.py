@@ -336,7 +336,69 @@ def test_splitting_that_can_not_be_done_raises(
         assert part in str(caught.value)
 
 
+def test_a_split_can_rename_and_be_chosen_by_a_function() -> None:
+    td = tree()
+    part, rest = td.split_keys({"a": "z", ("n", "x"): ("k", "x")})
+    assert part["z"] is td["a"]
+    assert part["k", "x"] is td["n", "x"]
+    assert "a" not in rest
+    part, _ = td.split_keys({"a": "b", "b": "a"})
+    assert part["a"] is td["b"]
+    part, _ = td.split_keys({"a": "z", "zzz": "y"}, strict=False)
+    assert part.keys() == ("z",)
+    part, _ = td.split_keys({"zzz": "y"}, default="none")
+    assert part.to_dict() == {"y": "none"}
+    with pytest.raises(MissingKeyError, match="'zzz'"):
+        td.split_keys({"zzz": "y"})
+    with pytest.raises(StructureError, match="not apart"):
+        td.split_keys({"a": "z", "b": "z"})
+
+    seen: list[Any] = []
+
+    def deep(path: Any, leaf: Any) -> bool:
+        seen.append((path, leaf))
+        return len(path) > 1
+
+    listed, chosen, rest = td.split_keys([("n", "x")], deep)
+    assert [path for path, _ in seen] == [("a",), ("b",), ("n", "m", "y")]
+    assert all(leaf is td[path] for path, leaf in seen)
+    assert chosen.keys(True, True) == (("n", "m", "y"),)
+    assert rest.keys(True) == ("b", "n", ("n", "s"), "a")
+    check(tdfunc.merge(rest, listed, chosen), td.batch_size, leaves_of(td))
+    every, rest = td.split_keys(lambda _path, _leaf: True)
+    assert leaves_of(every).keys() == leaves_of(td).keys()
+    assert not leaves_of(rest)
+    with pytest.raises(StructureError, match="not apart"):
+        td.split_keys(lambda path, _: path == ("a",), ["a"])
+    with pytest.raises(ZeroDivisionError) as caught:
+        td.split_keys(lambda *_: 1 // 0)
+    assert caught.value.__notes__ == ["tdfunc: at td['a']"]
+
+
 # merge
+
+
+def test_a_function_decides_what_two_trees_share() -> None:
+    a = TensorDict({"x": ramp(2), "n": {"y": ramp(2)}, "s": "a"}, 2)
+    b = TensorDict({"n": {"y": ramp(2) + 1, "z": ramp(2)}, "s": "b"}, 2)
+    out = tdfunc.merge(a, b, on_conflict=lambda x, y: x + y)
+    expected = {("x",): ramp(2), ("n", "y"): ramp(2) * 2 + 1, ("n", "z"): ramp(2)}
+    check(out, (2,), expected, {("s",): out["s"]})
+    assert out["s"] == "ab"
+    assert out["x"] is a["x"]
+    assert out["n", "z"] is b["n", "z"]
+    numbers = [t.drop("s") for t in (a, b, a)]
+    total = tdfunc.merge(*numbers, on_conflict=torch.add)
+    assert total["x"].tolist() == [0, 2]
+    assert total["n", "y"].tolist() == [1, 4]
+    assert a.merge(b, on_conflict=lambda x, _: x)["n", "y"] is a["n", "y"]
+    with pytest.raises(StructureError, match=r"two nodes at a path.*td\['n'\]"):
+        numbers[0].merge(TensorDict({"n": ramp(2)}, 2), on_conflict=torch.add)
+    with pytest.raises(StructureError, match=r"td\['x', 'q'\]|td\['x'\]"):
+        numbers[0].merge(TensorDict({"x": {"q": ramp(2)}}, 2), on_conflict=torch.add)
+    with pytest.raises(TypeError) as caught:
+        numbers[1].merge(numbers[0], on_conflict=lambda x: x)  # pyright: ignore[reportArgumentType]
+    assert any("td['n', 'y']" in note for note in caught.value.__notes__)
 
 
 def test_merging_shares_leaves_and_lists_all_common_entries() -> None:
@@ -378,6 +440,19 @@ def test_filters_leave_the_leaves_alone(case: Case) -> None:
 
 def _has_leaf(td: TensorDict) -> bool:
     return bool(td.keys(True, True))
+
+
+@cases()
+def test_an_emptied_tree_keeps_what_surrounds_the_leaves(case: Case) -> None:
+    td = case.tree
+    out = td.empty()
+    check(out, case.batch, {}, {})
+    assert out.names == case.names
+    assert out.keys() == ()
+    shell = td.empty(recurse=True)
+    check(shell, case.batch, {}, case.statics)
+    paths = {p[0] if len(p) == 1 else p for p in case.batches if p}
+    assert paths <= {*shell.keys(True)}
 
 
 def test_filters_on_a_tree_by_hand() -> None:
@@ -491,8 +566,11 @@ def everything(td: TensorDict) -> list[TensorDict]:
         td.flatten_keys().unflatten_keys(),
         *td.split_keys(["a"], [("n", "x")]),
         tdfunc.merge(*td.split_keys(["a"], [("n", "x")])),
+        *td.split_keys({"a": "z"}, lambda path, _: len(path) > 1),
+        tdfunc.merge(td, td.select("a"), on_conflict=torch.add),
         td.filter_empty(),
         td.filter_non_tensor(),
+        td.empty(recurse=True),
         td.auto_batch_size(1),
         td.update_with({"a": torch.exp, ("n", "x"): torch.neg}),
         td.update({"a": td["a"], "n": {"x": td["a"]}}, only=[("n", "x")]),

@@ -583,3 +583,46 @@ def test_the_peer_agrees_on_shapes(name: str) -> None:
     assert ours.batch_size == other.batch_size
     for path, x in leaves_of(ours).items():
         assert same(x, other[path]), path
+
+
+DTYPES = [torch.uint8, torch.int16, torch.int32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@cases(lambda case: all(x.dtype == torch.float32 for x in case.leaves.values()))
+def test_view_with_a_dtype_reads_the_bytes_anew(case: Case, dtype: torch.dtype) -> None:
+    own = {path: len(case.batches[path[:-1]]) for path in case.leaves}
+    flat = [p for p, x in case.leaves.items() if x.dim() == own[p]]
+    try:
+        expected = case.mapped(lambda x: x.view(dtype))
+    except RuntimeError:
+        expected = None
+    td = case.tree
+    if dtype.itemsize != 4 and flat:
+        with pytest.raises((ShapeError, RuntimeError)):
+            td.view(dtype)
+    elif expected is None:
+        with pytest.raises(RuntimeError):
+            td.view(dtype)
+    else:
+        out = td.view(dtype)
+        check(out, case.batch, expected, case.statics)
+        assert out.names == case.names
+        assert leaves_of(out.view(torch.float32)).keys() == case.leaves.keys()
+
+
+def test_view_with_a_dtype_names_what_it_can_not_read() -> None:
+    x = ramp(2, 3)
+    td = TensorDict({"x": x, "n": {"y": ramp(2)}}, 2)
+    assert td.view(torch.int32)["x"].data_ptr() == x.data_ptr()
+    with pytest.raises(ShapeError, match=r"td\['n', 'y'\].*fix.*unsqueeze"):
+        td.view(torch.int64)
+    with pytest.raises(RuntimeError) as caught:
+        td.select("x").view(torch.float64)
+    assert any("td['x']" in note for note in caught.value.__notes__)
+
+    def use(t: TensorDict) -> TensorDict:
+        return t.view(torch.int32)
+
+    compiled = torch.compile(use, fullgraph=True, backend="eager")
+    assert same(compiled(td)["x"], x.view(torch.int32))

@@ -167,3 +167,49 @@ def test_out_arguments_are_refused(name: str) -> None:
     with pytest.raises(TypeError):
         getattr(torch, name)(*args, out=torch.zeros(2))
     assert list(leaves_of(td)) == sorted(LEAVES)
+
+
+ALIASES = {
+    "absolute": "abs",
+    "arccos": "acos",
+    "arcsinh": "asinh",
+    "negative": "neg",
+    "fix": "trunc",
+    "arctan": "atan",
+}
+BINARY_ALIASES = [
+    "divide",
+    "greater",
+    "less_equal",
+    "multiply",
+    "not_equal",
+    "subtract",
+]
+
+
+def test_other_names_of_torchs_functions() -> None:
+    td = tree() / 10
+    for alias, name in ALIASES.items():
+        expected = getattr(td, name)()
+        check(getattr(torch, alias)(td), (2, 3), leaves_of(expected))
+    for alias in BINARY_ALIASES:
+        got = getattr(torch, alias)(td, 2)
+        check(
+            got,
+            (2, 3),
+            {p: getattr(torch, alias)(x / 10, 2) for p, x in LEAVES.items()},
+        )
+    through: Any = torch.equal
+    assert through(td, td) is True
+    assert through(td, td + 1) is False
+    through = torch.is_floating_point
+    assert through(td) is True
+
+
+def test_a_number_may_come_first() -> None:
+    for name in ("pow", "sub", "remainder", "bitwise_left_shift"):
+        fn: Any = getattr(torch, name)
+        leaves = {path: x.to(torch.int64).clamp(0, 5) + 1 for path, x in LEAVES.items()}
+        td = TensorDict({"x": leaves["x",], "n": {"y": leaves["n", "y"]}}, (2, 3))
+        expected = {p: fn(torch.tensor(7), x) for p, x in leaves.items()}
+        check(fn(7, td), (2, 3), expected)
