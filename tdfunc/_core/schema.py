@@ -417,13 +417,45 @@ class Schema:
         ranks = list(self.leaf_kids())
         for slot, rank in zip(slots, done.leaf_kids(), strict=True):
             ranks[slot] = rank
+        return self._rebuilt(ranks, surpluses=done.own_surpluses())
+
+    def uncoded(self) -> tuple[Schema, tuple[int, ...]]:
+        """Return the schema with tensors in place of codes, and the statics that stay.
+
+        Leaves keep their places.
+        """
+        known = self._memo.get("uncoded")
+        if known is None:
+            tables = {slo for _, slo in self.coded()}
+            rows = [
+                (
+                    depth,
+                    key,
+                    rank_of(kind) if cls is None and kind <= ROWS else kind,
+                    cls,
+                )
+                for depth, key, kind, cls in self.entries()
+            ]
+            schema = schema_from_entries(self.cls, rows)
+            sslots = tuple([i for i in range(self.m) if i not in tables])
+            known = self._remember("uncoded", (schema, sslots))
+        return known
+
+    def recoded(self, done: Schema) -> Schema:
+        """Return `done`, computed from `uncoded`, with codes where this has them."""
+        if done is self.uncoded()[0]:
+            return self
+        return self._rebuilt(done.leaf_kids(), surpluses=done.own_surpluses())
+
+    def own_surpluses(self) -> list[int]:
+        """Return the surplus of every nested node, in the order of `walk`."""
         total: dict[Path, int] = {(): 0}
         surpluses: list[int] = []
-        for path, kid, _, _, surplus in done.walk():
+        for path, kid, _, _, surplus in self.walk():
             if isinstance(kid, Schema):
                 total[path] = surplus
                 surpluses.append(surplus - total[path[:-1]])
-        return self._rebuilt(ranks, surpluses=surpluses)
+        return surpluses
 
     def find(self, path: Path) -> Found | None:
         """Return where the entry at `path` lies, None if there is none."""
@@ -1329,12 +1361,14 @@ register_trace_constant(
         "paths",
         "ranks",
         "rebased",
+        "recoded",
         "replaced",
         "settled",
         "sized",
         "slot",
         "static_paths",
         "unbatched",
+        "uncoded",
         "with_ranks",
         "with_rows",
         "without_rows",

@@ -37,7 +37,9 @@ from tdfunc._core.statics import same_value
 from tdfunc._core.tree import (
     around_rows,
     feature_views,
+    one_table,
     pointwise,
+    uncoded,
     without_rows,
     zip_leaves,
 )
@@ -159,8 +161,8 @@ def ternary(
     """
     operands = [_as_operand(one), _as_operand(two)]
     if td._schema.rows:
-        bare = [_bare_operand(td, operand) for operand in operands]
-        return around_rows(td, lambda left: ternary(left, *bare, fn, each))
+        one, two = [_bare_operand(td, operand) for operand in operands]
+        return around_rows(td, lambda left: ternary(left, one, two, fn, each))
     sizes = [x.batch_size if isinstance(x, Node) else None for x in (td, *operands)]
     size = joint = td.batch_size
     whole = td._schema
@@ -221,6 +223,36 @@ def _as_operand(other: Any) -> Any:
         got=type(other).__name__,
         fix="TensorDict(other, batch_size) makes a tree of a mapping",
     )
+
+
+def has_rows(td: Node, other: Any) -> bool:
+    """Return whether two trees are to be compared, with one value for every row."""
+    return bool(td._schema.rows) and isinstance(other, Node)
+
+
+def compared(
+    td: NodeT, other: Node, fn: Callable[[Any, Any], Any], *, exact: bool = True
+) -> NodeT:
+    """Return a comparison of two trees in which rows of values are equal or not.
+
+    Args:
+        td: a tree with one value for every row at some entries.
+        other: another with the same entries.
+        fn: gives booleans.
+        exact: whether `fn` can compare codes; False compares these by `torch.eq`.
+    """
+    _check_entries(td, other)
+    pair: list[Any] = one_table([td, other])
+    left, right = pair
+    whole = binary(uncoded(left), uncoded(right), fn if exact else torch.eq)
+    if exact:
+        return whole
+    done = iter(binary(without_rows(left), without_rows(right), fn)._leaves)
+    codes = frozenset(td._schema.rows)
+    leaves = tuple(
+        [x if at in codes else next(done) for at, x in enumerate(whole._leaves)]
+    )
+    return make(whole._schema, leaves, whole._statics, whole.batch_size, whole._names)
 
 
 def _bare_operand(td: Node, other: Any) -> Any:
@@ -519,7 +551,9 @@ def rpow(td: NodeT, other: Any) -> NodeT:
 def eq(td: NodeT, other: Any) -> NodeT:
     """Return a tree of booleans: ``td == other``, element by element.
 
-    The module docstring has the rule for each kind of `other`, and the errors.
+    Where two trees have one value for every row, the result has a tensor of booleans;
+    statics are not compared. The module docstring has the rule for each kind of
+    `other`, and the errors.
 
     Examples:
         >>> import torch
@@ -527,13 +561,17 @@ def eq(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.arange(2)}, 2).eq(0)["x"].tolist()
         [True, False]
     """
+    if has_rows(td, other):
+        return compared(td, other, torch.eq)
     return binary(td, other, torch.eq)
 
 
 def ne(td: NodeT, other: Any) -> NodeT:
     """Return a tree of booleans: ``td != other``, element by element.
 
-    The module docstring has the rule for each kind of `other`, and the errors.
+    Where two trees have one value for every row, the result has a tensor of booleans;
+    statics are not compared. The module docstring has the rule for each kind of
+    `other`, and the errors.
 
     Examples:
         >>> import torch
@@ -541,6 +579,8 @@ def ne(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.arange(2)}, 2).ne(0)["x"].tolist()
         [False, True]
     """
+    if has_rows(td, other):
+        return compared(td, other, torch.ne)
     return binary(td, other, torch.ne)
 
 
@@ -657,9 +697,11 @@ def equal(td: Node, other: object, *, equal_nan: bool = False) -> bool:
     if td.batch_size != other.batch_size:
         return False
     schema, oschema = td._schema, other._schema
-    if not schema.matches(oschema) or td._statics != other._statics:
+    if not schema.matches(oschema) or schema.leaf_kids() != oschema.leaf_kids():
         return False
-    if schema.leaf_kids() != oschema.leaf_kids():
+    if schema.rows:
+        td, other = one_table([td, other])
+    if td._statics != other._statics:
         return False
     return all(
         [
