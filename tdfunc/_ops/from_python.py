@@ -75,7 +75,7 @@ def children(value: Any) -> dict[Any, Any] | None:
 
 
 def _field(column: Any, dims: int) -> Any:
-    """Return a field of a structured array; what can be no tensor and no rows wrapped."""
+    """Return a field of a structured array; what is none wrapped as static."""
     kind = column.dtype.kind
     if column.dtype.names is not None or kind in "biufc":
         return column
