@@ -395,6 +395,21 @@ def test_twenty_texts_compile_once(fn: Callable[[TensorDict], TensorDict]) -> No
         lambda t: t.drop("g").update(t.select("s", "g")),
         lambda t: tdfunc.combine(*tdfunc.partition(t, "floating")),
     ],
+    ids=[
+        *(
+            "times",
+            "plus",
+            "set",
+            "slice",
+            "index",
+            "shape",
+            "stack",
+            "cat",
+            "tree_map",
+        ),
+        *("vmap", "vmap by in_dims", "vmap of grad", "features", "at.add", "at.set"),
+        *("where", "update", "combine"),
+    ],
 )
 def test_twenty_rows_of_texts_compile_once(
     fn: Callable[[TensorDict], TensorDict],
