@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
 
 import tdfunc
-from tdfunc import TensorDict
+from tdfunc import NonTensorData, TensorDict
 from tdfunc.errors import OperandError
 from tdfunc.testing import (
     assert_equal,
@@ -30,7 +30,9 @@ from tdfunc.testing import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WORDS = ("a", "b", "", None, "a\x00", b"a", 1, 1.0, True, (1,), "日本")
+# torch's stubs know nothing of nodes of users.
+pytree: Any = _pytree
+WORDS: tuple[Any, ...] = ("a", "b", "", None, "a\x00", b"a", 1, 1.0, True, (1,), "日本")
 
 
 @st.composite
@@ -44,7 +46,7 @@ def texts(draw: st.DrawFn, *, min_dims: int = 0) -> tuple[TensorDict, Any]:
         array[at] = value
     whole = array.reshape(tuple(size))
     numbers = torch.arange(count).reshape(size)
-    text = whole if size else array[0]
+    text = whole if size else NonTensorData(array[0])
     return TensorDict({"s": text, "n": {"t": text}, "i": numbers}, size), array
 
 
@@ -155,3 +157,48 @@ def test_drawn_trees_with_rows_are_valid_and_whole(td: TensorDict) -> None:
     assert bare.keys(True, True) == td.keys(True, True)
     left, right = tdfunc.partition(td, "integer")
     assert_equal(tdfunc.combine(right, left), td)
+
+
+def codes_and_values(td: TensorDict) -> list[tuple[Any, Any]]:
+    """Return the path of every entry of rows, and its values as an array."""
+    arrays = td.to_numpy()
+    found: list[tuple[Any, Any]] = []
+    pending: list[tuple[tuple[str, ...], Any]] = [((), arrays)]
+    while pending:
+        above, level = pending.pop()
+        for key, value in level.items():
+            path = (*above, key)
+            if path in td and isinstance(td[path], TensorDict):
+                pending.append((path, value))
+            elif isinstance(value, np.ndarray) and value.dtype == object:
+                found.append((path, value))
+    return found
+
+
+@given(
+    tensordicts(batch_sizes(min_dims=1), statics=False, rows=True, max_leaves=1),
+    st.data(),
+)
+def test_any_rows_are_indexed_as_an_array_is(
+    td: TensorDict, data: st.DataObject
+) -> None:
+    td = td.exclude(*td.keys(True, True))
+    dims = td.batch_dims
+    index = data.draw(indices(td.batch_size))
+    out = td[index]
+    assert_valid(out)
+    for path, array in codes_and_values(td):
+        numbers = torch.arange(array.size).reshape(array.shape)
+        rest = array.shape[dims:]
+        # Every place behind the batch on its own: the index can not reach it.
+        flat = numbers.reshape((*array.shape[:dims], int(np.prod(rest, dtype=int))))
+        if not flat.shape[-1]:
+            continue
+        moved = torch.stack([row[index] for row in flat.unbind(-1)], -1)
+        wanted = [array.reshape(-1)[at] for at in moved.reshape(-1).tolist()]
+        got: Any = out[path]
+        for _ in range(moved.dim() - 2 + len(rest)):
+            got = [value for row in got for value in row]
+        got = got if moved.dim() - 1 + len(rest) else [got]
+        assert len(got) == len(wanted)
+        assert all(x is y or x == y for x, y in zip(got, wanted, strict=True))
