@@ -417,7 +417,12 @@ class Schema:
         ranks = list(self.leaf_kids())
         for slot, rank in zip(slots, done.leaf_kids(), strict=True):
             ranks[slot] = rank
-        return self._rebuilt(ranks, surpluses=done.own_surpluses())
+        # A node of nothing but codes has no surplus in `bare`, nor in `done`.
+        mine, theirs = self.own_surpluses(), done.own_surpluses()
+        nodes = [step.kid for step in done.walk() if isinstance(step.kid, Schema)]
+        pairs = zip(nodes, mine, theirs, strict=True)
+        surpluses = [new if node.n else old for node, old, new in pairs]
+        return self._rebuilt(ranks, surpluses=surpluses)
 
     def uncoded(self) -> tuple[Schema, tuple[int, ...]]:
         """Return the schema with tensors in place of codes, and the statics that stay.

@@ -11,7 +11,7 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from tdfunc._core._torch import foreach_works, is_tracing
-from tdfunc._core.node import carried_size, make
+from tdfunc._core.node import carried_size, make, size_at
 from tdfunc._core.rows import Table, encode, merged, recoded
 from tdfunc._core.statics import Statics, gather_statics
 from tdfunc.errors import OperandError, show_path
@@ -35,6 +35,7 @@ __all__ = [
     "put_rows",
     "refuse_rows",
     "uncoded",
+    "widened",
     "with_absent",
     "with_leaves",
     "with_tables",
@@ -130,18 +131,38 @@ def put_rows(td: NodeT, done: NodeT) -> NodeT:
     """Return what became of the tree without rows, with the rows of the tree."""
     size, old = done.batch_size, td.batch_size
     schema = td._schema
-    values = iter(done._leaves)
-    leaves: list[Any] = []
-    rows = set(schema.rows)
-    for slot, leaf in enumerate(td._leaves):
-        if slot not in rows:
-            leaves.append(next(values))
-        elif size == old:
-            leaves.append(leaf)
-        else:
-            leaves.append(leaf.expand((*size, *leaf.shape[len(old) :])))
     whole = schema.with_rows(done._schema)
+    values = iter(done._leaves)
+    rows = frozenset(schema.rows)
+    leaves = [
+        leaf if slot in rows else next(values) for slot, leaf in enumerate(td._leaves)
+    ]
+    if whole is not schema or size != old:
+        plan = schema.aligned(whole, len(old), len(size))
+        for slot in schema.rows:
+            # Sizes at the levels of the nodes above: those of a tensor there, if any.
+            above = schema.paths()[slot][:-1]
+            room = size_at(done, above)
+            codes = widened(leaves[slot], plan.mine[slot], plan.joint[slot])
+            leaves[slot] = codes.expand((*room, *codes.shape[len(room) :]))
     return make(whole, tuple(leaves), td._statics, size, done._names)
+
+
+def widened(
+    leaf: torch.Tensor, own: tuple[int, ...], wanted: tuple[int, ...]
+) -> torch.Tensor:
+    """Insert dims of size 1 in front of each segment that is shorter than wanted."""
+    # A leaf without dims broadcasts as it is; padded, torch would give its dtype more
+    # say in the promotion.
+    if own == wanted or leaf.dim() == 0:
+        return leaf
+    shape: list[int] = []
+    at = 0
+    for dims, most in zip(own, wanted, strict=True):
+        shape += [1] * (most - dims)
+        shape += leaf.shape[at : at + dims]
+        at += dims
+    return leaf.reshape(shape)
 
 
 def without_rows(td: NodeT) -> NodeT:

@@ -40,6 +40,7 @@ from tdfunc._core.tree import (
     one_table,
     pointwise,
     uncoded,
+    widened,
     without_rows,
     zip_leaves,
 )
@@ -301,21 +302,8 @@ def padded(
     """Insert dims of size 1 in front of each segment that is shorter than wanted."""
     if segments == wanted:
         return leaves
-    out: list[Any] = []
-    for leaf, own, want in zip(leaves, segments, wanted, strict=True):
-        # A leaf without dims broadcasts as it is; padded, torch would give its dtype
-        # more say in the promotion.
-        if own == want or leaf.dim() == 0:
-            out.append(leaf)
-            continue
-        shape: list[int] = []
-        at = 0
-        for dims, most in zip(own, want, strict=True):
-            shape += [1] * (most - dims)
-            shape += leaf.shape[at : at + dims]
-            at += dims
-        out.append(leaf.reshape(shape))
-    return tuple(out)
+    rows = zip(leaves, segments, wanted, strict=True)
+    return tuple([widened(leaf, own, want) for leaf, own, want in rows])
 
 
 def _paired(

@@ -551,6 +551,32 @@ def test_where_by_a_tree_chooses_rows_by_what_it_says_of_them() -> None:
     assert wide["s"] == [["a", "b", "c"], ["a", "z", "c"]]
 
 
+def test_rows_are_repeated_where_a_computation_broadcasts() -> None:
+    narrow = TensorDict({"n": {"r": ["a", "b"], "y": ramp(2)}, "s": ["p", "q"]}, 2)
+    inner = TensorDict({"r": [["u"] * 3] * 2, "y": ramp(2, 3)}, [2, 3])
+    wide = TensorDict({"n": inner, "s": ["z", "z"]}, 2)
+    out = narrow + wide
+    assert_valid(out)
+    assert out["n", "r"] == [["a"] * 3, ["b"] * 3]
+    assert out["s"] == ["p", "q"]
+    assert out["n"].batch_size == (2, 3)
+    assert (wide + narrow)["n", "r"] == [["u"] * 3] * 2
+    more = narrow * torch.ones(4, 1)
+    assert_valid(more)
+    assert (more.batch_size, more["s"]) == ((4, 2), [["p", "q"]] * 4)
+    assert more["n", "r"] == [["a", "b"]] * 4
+    # A node of nothing but rows keeps its dims.
+    only = TensorDict({"r": [["a", "b"], ["c", "d"]]}, [2, 2])
+    td = TensorDict({"n": only, "x": ramp(2, 3)}, 2)
+    for out in (td.sum("feature"), td.sum("feature", keepdim=True), td * td):
+        assert_valid(out)
+        assert out["n", "r"] == [["a", "b"], ["c", "d"]]
+        assert out["n"].batch_size == (2, 2)
+    out = td * torch.ones(3, 2)
+    assert_valid(out)
+    assert out["n", "r"] == [[["a", "b"], ["c", "d"]]] * 3
+
+
 # Comparing
 
 
