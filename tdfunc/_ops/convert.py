@@ -219,9 +219,10 @@ def to_dict(td: Node) -> dict[str, Any]:
     """Return a plain dict of dicts; tensors and static values as they are.
 
     One value per row becomes a list, nested as deep as the batch size, and an
-    `unbatched` tensor the tensor. A static that is a number, a list or a dict comes back
-    from `TensorDict` as something else unless it is wrapped in `NonTensorData` again,
-    and so do rows of numbers or lists without `NonTensorStack`, and unbatched tensors.
+    `unbatched` tensor the tensor. A static that is a number, a list or a dict comes
+    back from `TensorDict` as something else unless it is wrapped in `NonTensorData`
+    again, and so do rows of numbers or lists without `NonTensorStack`, and unbatched
+    tensors.
 
     Examples:
         >>> from tdfunc import TensorDict
