@@ -18,6 +18,7 @@ from tdfunc._core._torch import PLAIN_TYPES, is_tracing, pytree
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore, settled_size
 from tdfunc._core.pickling import rebuild_leaf
+from tdfunc._core.rows import Table
 from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import (
     NO_STATICS,
@@ -129,12 +130,20 @@ def unflatten_from_optree(context: Context, children: Iterable[Any]) -> Any:
 def to_dumpable(context: Context) -> dict[str, Any]:
     """Return the context as JSON values: one flat list of (depth, key, kind).
 
+    A table of rows is the list of its values.
+
     Raises:
         OptionError: a static is not a JSON value, or a nested node has a class that
             data can not name.
     """
     paths = context.schema.static_paths()
-    for path, value in zip(paths, context.statics.values, strict=True):
+    tables = frozenset([at for _, at in context.schema.coded()])
+    statics: list[Any] = []
+    for at, path in enumerate(paths):
+        value = context.statics.values[at]
+        if at in tables:
+            value = list(value.values)
+        statics.append(value)
         if not _is_json(value):
             raise OptionError(
                 "a static is no JSON value, so the structure can not be written",
@@ -153,7 +162,7 @@ def to_dumpable(context: Context) -> dict[str, Any]:
     size = context.batch_size
     return {
         "entries": rows,
-        "statics": list(context.statics.values),
+        "statics": statics,
         "names": None if context.names is None else list(context.names),
         "batch_size": None if size is None else list(size),
     }
@@ -166,9 +175,13 @@ def from_dumpable(data: dict[str, Any]) -> Context:
         for depth, key, kind, is_node in data["entries"]
     ]
     names, size = data["names"], data["batch_size"]
+    schema = schema_from_entries(TensorDict, rows)
+    statics: list[Any] = list(data["statics"])
+    for _, at in schema.coded():
+        statics[at] = Table(tuple(statics[at]))
     return context_of(
-        schema_from_entries(TensorDict, rows),
-        rebuild_statics(tuple(data["statics"])),
+        schema,
+        rebuild_statics(tuple(statics)),
         None if names is None else tuple(names),
         None if size is None else torch.Size(size),
     )
@@ -292,5 +305,8 @@ register(TensorDict, "tdfunc.TensorDict")
 register(LazyStackedTensorDict, "tdfunc.LazyStackedTensorDict")
 _register_members()
 torch.serialization.add_safe_globals(
-    [schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf, Members]
+    [
+        *(schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf),
+        *(Members, Table),
+    ]
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tdfunc import NonTensorData, TensorDict
+from tdfunc import NonTensorData, NonTensorStack, TensorDict, unbatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -233,6 +233,53 @@ CASES: tuple[Case, ...] = (
         (2,),
     ),
 )
+
+
+TABLE = ramp(7)
+
+# Trees with one value per row and unbatched tensors, apart, since a test of all leaves
+# would find no tensors there. What is expected of rows are plain lists.
+ROW_CASES: tuple[Case, ...] = (
+    Case("rows", {"s": ["a", "b", "a"], "x": ramp(3, 2)}, (3,)),
+    Case("only rows", {"s": ["a", None]}, (2,)),
+    Case(
+        "rows of any values",
+        {
+            "s": NonTensorStack(1, True, 1.0, None, "1", b"1", [1], {"k": 1}, OBJECT),
+            "x": ramp(9),
+        },
+        (9,),
+    ),
+    Case(
+        "rows of two dims",
+        {"s": [["a", "b", ""], ["日本", "a", "é"]], "x": ramp(2, 3)},
+        (2, 3),
+        ("time", None),
+    ),
+    Case(
+        "rows at several levels",
+        {
+            "n": {"s": ["p", "q"], "t": "one", "g": unbatched(TABLE)},
+            "w": Wider({"r": [["a", "b"], ["b", "c"]], "y": ramp(2, 2)}, (2, 2)),
+            "a": [None, None],
+            "x": ramp(2, 3),
+        },
+        (2,),
+    ),
+    Case("rows of no rows", {"s": NonTensorStack(), "x": ramp(0, 2)}, (0,)),
+    Case("unbatched", {"g": unbatched(TABLE), "x": ramp(2)}, (2,)),
+    Case("only unbatched", {"n": {"g": unbatched(TABLE)}}, (2,)),
+    Case("unbatched without batch", {"g": unbatched(TABLE), "s": "text"}),
+)
+
+
+def rows_in(entries: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return what every entry of rows reads, by path."""
+    return {
+        path: value.tolist() if isinstance(value, NonTensorStack) else value
+        for path, value in walk(entries)
+        if isinstance(value, (list, NonTensorStack))
+    }
 
 
 def cases(

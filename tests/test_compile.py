@@ -25,7 +25,8 @@ from torch.func import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vjp, 
 from torch.utils import _pytree as pytree
 
 import tdfunc
-from tdfunc import NonTensorData, TensorDict
+from tdfunc import NonTensorData, TensorDict, unbatched
+from tdfunc.testing import assert_equal
 from tests.cases import leaves_of, ramp, same, statics_of
 
 if TYPE_CHECKING:
@@ -370,6 +371,81 @@ def test_twenty_texts_compile_once(fn: Callable[[TensorDict], TensorDict]) -> No
         alike(out, fn(td))
         assert out["text"] == f"episode {i}"
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda t: t * 2,
+        lambda t: t + t,
+        lambda t: t.set("x", t["x"] + 1),
+        lambda t: t[1:],
+        lambda t: t[torch.tensor([2, 0])],
+        lambda t: t.flip(0).reshape(1, 3),
+        lambda t: tdfunc.stack([t, t]),
+        lambda t: tdfunc.cat([t, t.flip(0)]),
+        lambda t: pytree.tree_map(lambda x: x.flip(0), t),
+        lambda t: vmap(lambda s: s * 2)(t),
+        lambda t: vmap(lambda s: s * 2, in_dims=(tdfunc.in_dims(t, 0),))(t),
+        lambda t: t.set("x", vmap(grad(lambda x: (x**2).sum()))(t["x"])),
+        lambda t: t.sum("feature"),
+        lambda t: t.at[0].add(1),
+        lambda t: t.at[:2].set(t[1:]),
+        lambda t: tdfunc.where(t["x"][:, 0] > 1, t, t.flip(0)),
+        lambda t: t.drop("g").update(t.select("s", "g")),
+        lambda t: tdfunc.combine(*tdfunc.partition(t, "floating")),
+    ],
+    ids=[
+        *(
+            "times",
+            "plus",
+            "set",
+            "slice",
+            "index",
+            "shape",
+            "stack",
+            "cat",
+            "tree_map",
+        ),
+        *("vmap", "vmap by in_dims", "vmap of grad", "features", "at.add", "at.set"),
+        *("where", "update", "combine"),
+    ],
+)
+def test_twenty_rows_of_texts_compile_once(
+    fn: Callable[[TensorDict], TensorDict],
+) -> None:
+    compiled, counter = counted(fn)
+    for i in range(20):
+        texts = [f"episode {i}", f"of {i % 7}", "both"]
+        inner = TensorDict({"r": [texts[:2], texts[1:], texts[:2]]}, [3, 2])
+        td = TensorDict(
+            {"x": ramp(3, 2), "s": texts, "n": inner, "g": unbatched(ramp(i))}, 3
+        )
+        out, expected = compiled(td), fn(td)
+        alike(out, expected)
+        assert_equal(out, expected)
+    assert counter.frame_count == 1
+
+
+def test_rows_can_not_be_read_in_a_compiled_function() -> None:
+    td = TensorDict({"x": ramp(2), "s": ["a", "b"]}, 2)
+    compiled = torch.compile(lambda t: t["s"], fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="can not be read here"):
+        compiled(td)
+
+
+def test_rows_are_exported_and_come_back() -> None:
+    class Double(torch.nn.Module):
+        def forward(self, t: TensorDict) -> TensorDict:
+            return t * 2
+
+    td = TensorDict({"x": ramp(3, 2), "s": ["a", None, "a"]}, 3)
+    exported = torch.export.export(Double(), (td,))
+    buffer = io.BytesIO()
+    torch.export.save(exported, buffer)
+    buffer.seek(0)
+    out = torch.export.load(buffer).module()(td)
+    assert_equal(out, td * 2)
 
 
 def test_twenty_objects_and_arrays_compile_once() -> None:

@@ -184,13 +184,14 @@ def decode(codes: Any, table: Table, path: Path) -> Any:
         array = cast("np.ndarray[Any, Any]", codes.detach().cpu().numpy())
     except RuntimeError as error:
         raise _unreadable(path, "a transform") from error
-    rows = array.reshape(-1)
     known = np.array(table.codes, dtype=np.int64)
+    rows = array.reshape(-1)
+    if rows.dtype != np.int64:
+        rows = np.zeros(rows.shape, dtype=np.int64)  # no codes, whatever they are
     places = rows & _PLACE
-    right = np.zeros(rows.shape, dtype=bool)
     inside = places < len(known)
-    if array.dtype == np.int64:
-        right[inside] = known[places[inside]] == rows[inside]
+    right = np.zeros(rows.shape, dtype=bool)
+    right[inside] = known[places[inside]] == rows[inside]
     if not right.all():
         raise OperandError(
             "the codes of these texts are not those that were stored",
@@ -209,7 +210,8 @@ def decode(codes: Any, table: Table, path: Path) -> Any:
 def merged(tables: Sequence[Table]) -> Table:
     """Return the table of the values of all, which keeps the codes of the first."""
     first = tables[0]
-    if all([table is first or table == first for table in tables]):
+    # By what tells values from others: equal lists are two values.
+    if all([table is first or table.places == first.places for table in tables]):
         return first
     places = dict(first.places)
     values = list(first.values)
@@ -226,7 +228,9 @@ def recoded(codes: torch.Tensor, old: Table, new: Table) -> torch.Tensor:
 
     A code that is none of the old table becomes 0, which no table knows.
     """
-    if new.codes[: len(old.codes)] == old.codes:
+    if new is old or all(
+        [new.places.get(token) == at for token, at in old.places.items()]
+    ):
         return codes
     # One row more, for what is out of range, also in an empty table.
     known = torch.tensor([*old.codes, 0], device=codes.device)

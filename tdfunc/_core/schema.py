@@ -426,16 +426,50 @@ class Schema:
         ranks = list(self.leaf_kids())
         for slot, rank in zip(slots, done.leaf_kids(), strict=True):
             ranks[slot] = rank
+        # A node of nothing but codes has no surplus in `bare`, nor in `done`.
+        mine, theirs = self.own_surpluses(), done.own_surpluses()
+        nodes = [step.kid for step in done.walk() if isinstance(step.kid, Schema)]
+        pairs = zip(nodes, mine, theirs, strict=True)
+        surpluses = [new if node.n else old for node, old, new in pairs]
+        return self._rebuilt(ranks, surpluses=surpluses)
+
+    def uncoded(self) -> tuple[Schema, tuple[int, ...]]:
+        """Return the schema with tensors in place of codes, and the statics that stay.
+
+        Leaves keep their places.
+        """
+        known = self._memo.get("uncoded")
+        if known is None:
+            tables = {slo for _, slo in self.coded()}
+            rows = [
+                (
+                    depth,
+                    key,
+                    rank_of(kind) if cls is None and kind <= ROWS else kind,
+                    cls,
+                )
+                for depth, key, kind, cls in self.entries()
+            ]
+            schema = schema_from_entries(self.cls, rows)
+            sslots = tuple([i for i in range(self.m) if i not in tables])
+            known = self._remember("uncoded", (schema, sslots))
+        return known
+
+    def recoded(self, done: Schema) -> Schema:
+        """Return `done`, computed from `uncoded`, with codes where this has them."""
+        if done is self.uncoded()[0]:
+            return self
+        return self._rebuilt(done.leaf_kids(), surpluses=done.own_surpluses())
+
+    def own_surpluses(self) -> list[int]:
+        """Return the surplus of every nested node, in the order of `walk`."""
         total: dict[Path, int] = {(): 0}
         surpluses: list[int] = []
-        for path, kid, _, _, surplus in done.walk():
+        for path, kid, _, _, surplus in self.walk():
             if isinstance(kid, Schema):
-                # A node that was emptied tells nothing of its batch dims.
-                own = self._own_surplus(path)
-                above = total[path[:-1]]
-                total[path] = surplus if kid.n else above + own
-                surpluses.append(total[path] - above)
-        return self._rebuilt(ranks, surpluses=surpluses)
+                total[path] = surplus
+                surpluses.append(surplus - total[path[:-1]])
+        return surpluses
 
     def find(self, path: Path) -> Found | None:
         """Return where the entry at `path` lies, None if there is none."""
@@ -1389,6 +1423,7 @@ register_trace_constant(
         "paths",
         "ranks",
         "rebased",
+        "recoded",
         "replaced",
         "restored",
         "settled",
@@ -1396,6 +1431,7 @@ register_trace_constant(
         "slot",
         "static_paths",
         "unbatched",
+        "uncoded",
         "with_ranks",
         "without",
     ),

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core._torch import foreach_works, is_tracing
-from tdfunc._core.node import Node, carried_size, make
-from tdfunc._core.statics import gather_statics
+from tdfunc._core.node import Node, carried_size, make, size_at
+from tdfunc._core.rows import Table, encode, merged, recoded
+from tdfunc._core.statics import Statics, gather_statics
 from tdfunc.errors import OperandError, show_path
 
 if TYPE_CHECKING:
@@ -22,15 +23,23 @@ if TYPE_CHECKING:
 
     from tdfunc._core.node import NodeT
     from tdfunc._core.schema import Schema
+    from tdfunc.typing import Path
 
 __all__ = [
     "around_lazy",
     "around_rows",
     "feature_views",
     "map_leaves",
+    "noting",
+    "one_table",
     "pointwise",
+    "put_rows",
     "refuse_rows",
+    "uncoded",
+    "widened",
+    "with_absent",
     "with_leaves",
+    "with_tables",
     "without_rows",
     "zip_leaves",
 ]
@@ -43,6 +52,11 @@ def map_leaves(
     if args:
         return zip_leaves(schema, (leaves, *[repeat(arg) for arg in args]), fn)
     return zip_leaves(schema, (leaves,), fn)
+
+
+def noting(error: Exception, path: Path) -> None:
+    """Note on an error of a user's function which entry it was given."""
+    error.add_note(f"tdfunc: at {show_path(path)}")
 
 
 def zip_leaves(
@@ -60,7 +74,7 @@ def zip_leaves(
         out = tuple(map(fn, first, *columns[1:]))
     except Exception as error:
         slot = schema.n - length_hint(first) - 1
-        error.add_note(f"tdfunc: at {show_path(schema.paths()[slot])}")
+        noting(error, schema.paths()[slot])
         raise
     if len(out) != schema.n:
         # `map` took it for the end of its input.
@@ -120,14 +134,28 @@ def around_rows(td: NodeT, fn: Callable[[NodeT], NodeT]) -> NodeT:
     size to which that of `td` broadcasts; they are put back, as often as rows were
     repeated.
     """
-    old = td.batch_size
-    rows = td._schema.rows
-    done = fn(without_rows(td))
-    size = done.batch_size
-    codes = [td._leaves[slot] for slot in rows]
-    if size != old:
-        codes = [leaf.expand((*size, *leaf.shape[len(old) :])) for leaf in codes]
-    return _restored(td, rows, codes, done)
+    return put_rows(td, fn(without_rows(td)))
+
+
+def put_rows(td: NodeT, done: NodeT) -> NodeT:
+    """Return what became of the tree without rows, with the rows of the tree."""
+    size, old = done.batch_size, td.batch_size
+    schema = td._schema
+    whole = schema.restored(schema.rows, done._schema)
+    values = iter(done._leaves)
+    rows = frozenset(schema.rows)
+    leaves = [
+        leaf if slot in rows else next(values) for slot, leaf in enumerate(td._leaves)
+    ]
+    if whole is not schema or size != old:
+        plan = schema.aligned(whole, len(old), len(size))
+        for slot in schema.rows:
+            # Sizes at the levels of the nodes above: those of a tensor there, if any.
+            above = schema.paths()[slot][:-1]
+            room = size_at(done, above)
+            codes = widened(leaves[slot], plan.mine[slot], plan.joint[slot])
+            leaves[slot] = codes.expand((*room, *codes.shape[len(room) :]))
+    return make(whole, tuple(leaves), td._statics, size, done._names)
 
 
 def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
@@ -153,6 +181,23 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
                 own.append(x)
         stacks.append(td._leaves[slot].each(fn, *own))
     return _restored(td, slots, stacks, done)
+
+
+def widened(
+    leaf: torch.Tensor, own: tuple[int, ...], wanted: tuple[int, ...]
+) -> torch.Tensor:
+    """Insert dims of size 1 in front of each segment that is shorter than wanted."""
+    # A leaf without dims broadcasts as it is; padded, torch would give its dtype more
+    # say in the promotion.
+    if own == wanted or leaf.dim() == 0:
+        return leaf
+    shape: list[int] = []
+    at = 0
+    for dims, most in zip(own, wanted, strict=True):
+        shape += [1] * (most - dims)
+        shape += leaf.shape[at : at + dims]
+        at += dims
+    return leaf.reshape(shape)
 
 
 def without_rows(td: NodeT) -> NodeT:
@@ -183,6 +228,56 @@ def _restored(
     )
     schema = td._schema.restored(places, done._schema)
     return make(schema, leaves, td._statics, size, done._names)
+
+
+def uncoded(td: NodeT) -> NodeT:
+    """Return the tree with the codes of rows as tensors, without their tables."""
+    size = td.batch_size
+    schema, sslots = td._schema.uncoded()
+    statics = gather_statics([(td._statics, slot) for slot in sslots])
+    return make(schema, td._leaves, statics, size, td._names)
+
+
+def with_tables(td: NodeT, changes: dict[int, Table], leaves: tuple[Any, ...]) -> NodeT:
+    """Return the tree with other tables, by place among the statics, and leaves."""
+    size = td.batch_size
+    values = list(td._statics.values)
+    for at, table in changes.items():
+        values[at] = table
+    return make(td._schema, leaves, Statics(tuple(values)), size, td._names)
+
+
+def one_table(nodes: Sequence[NodeT]) -> list[NodeT]:
+    """Return trees with the same entries, whose rows share their tables."""
+    for node in nodes:
+        node.batch_size  # noqa: B018 - settles before the schema is read
+    first = nodes[0]
+    # Keys are sorted, so the places are those of all that match.
+    places = first._schema.coded()
+    if not places or all([node._statics is first._statics for node in nodes]):
+        return list(nodes)
+    changes: dict[int, Table] = {}
+    columns = [list(node._leaves) for node in nodes]
+    for slot, at in places:
+        tables = [node._statics.values[at] for node in nodes]
+        changes[at] = table = merged(tables)
+        for leaves, old in zip(columns, tables, strict=True):
+            leaves[slot] = recoded(leaves[slot], old, table)
+    return [
+        with_tables(node, changes, tuple(leaves))
+        for node, leaves in zip(nodes, columns, strict=True)
+    ]
+
+
+def with_absent(td: NodeT) -> tuple[NodeT, dict[int, int]]:
+    """Return the tree whose rows may be None, and the code of that for their leaves."""
+    none = encode([None], ())[1]
+    changes: dict[int, Table] = {}
+    codes: dict[int, int] = {}
+    for slot, at in td._schema.coded():
+        changes[at] = table = merged([td._statics.values[at], none])
+        codes[slot] = table.codes[table.place_of(None)]
+    return (with_tables(td, changes, td._leaves) if changes else td), codes
 
 
 def refuse_rows(td: Node, what: str) -> None:

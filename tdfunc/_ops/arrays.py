@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch.utils import dlpack
 
-from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc._core.build import map_unbatched
+from tdfunc._core.node import make
+from tdfunc._core.rows import decode
+from tdfunc._core.schema import ROWS, Schema
+from tdfunc._core.tree import map_leaves, put_rows, with_leaves, without_rows
 from tdfunc._ops.convert import from_dict, to_dict
 from tdfunc._ops.from_python import children, unfolded, with_size
 from tdfunc.errors import InvalidLeafError, OperandError
@@ -39,8 +42,9 @@ def from_struct_array(
     """Return the tree of a structured array: fields are entries, its shape the batch.
 
     Tensors share memory with the array where torch can map the field; where it can not
-    (a field off its alignment, a read-only array) they are copies. Fields that are not
-    numeric become one static array each.
+    (a field off its alignment, a read-only array) they are copies. Fields of text,
+    bytes or objects become one value for every row. Fields of other kinds that are not
+    numeric, or of several values a row, become one static array each.
 
     Args:
         array: an array whose dtype has fields, which may have fields themselves.
@@ -73,8 +77,9 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
     """Return a structured array of the shape of the batch: entries are its fields.
 
     Nested nodes become fields with fields; surplus batch dims of theirs and feature
-    dims become dims of the field. Statics that are arrays of the batch shape, as
-    `from_struct_array` makes them, become fields again.
+    dims become dims of the field. One value per row (text) becomes a field of objects.
+    Statics that are arrays of the batch shape, as `from_struct_array` makes them,
+    become fields again.
 
     Args:
         td: the tree; leaves are on the CPU and take no part in autograd.
@@ -100,7 +105,9 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
         if isinstance(kid, Schema):
             dtypes[path] = []
             continue
-        if kid == STATIC:
+        if kid <= ROWS:
+            columns[path] = _rows_column(td, path, lo, slo)
+        elif kid < 0:
             columns[path] = _static_column(td._statics.values[slo], path, size)
         else:
             columns[path] = _as_array(td._leaves[lo], path)
@@ -121,6 +128,17 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
             place = place[key]
         place[...] = column
     return out
+
+
+def _rows_column(td: Node, path: Path, lo: int, slo: int) -> np.ndarray[Any, Any]:
+    """Return the values of rows as an array of objects."""
+    codes = td._leaves[lo]
+    values = decode(codes.reshape(-1), td._statics.values[slo], path)
+    column = np.empty(len(values), dtype=object)
+    # One by one: NumPy would open values that are lists.
+    for at, value in enumerate(values):
+        column[at] = value
+    return column.reshape(tuple(codes.shape))
 
 
 def _static_column(
@@ -159,8 +177,9 @@ def _as_array(leaf: torch.Tensor, path: Path) -> np.ndarray[Any, Any]:
 def to_numpy(td: Node) -> dict[str, Any]:
     """Return nested dicts of arrays that share memory with the leaves.
 
-    Statics are in their places as they are. Who writes into an array changes what the
-    tree shows: ``td.clone().to_numpy()`` is safe to write into.
+    Statics are in their places as they are; one value per row (text) becomes an array
+    of objects. Who writes into an array changes what the tree shows:
+    ``td.clone().to_numpy()`` is safe to write into.
 
     Args:
         td: the tree; leaves are on the CPU and take no part in autograd.
@@ -174,9 +193,21 @@ def to_numpy(td: Node) -> dict[str, Any]:
         >>> TensorDict({"n": {"x": torch.ones(2)}}).to_numpy()
         {'n': {'x': array([1., 1.], dtype=float32)}}
     """
-    rows = zip(td._schema.paths(), td._leaves, strict=True)
-    arrays = tuple([_as_array(leaf, path) for path, leaf in rows])
-    return to_dict(with_leaves(td, arrays))
+    schema = td._schema
+    coded = dict(schema.coded())
+    rows = zip(schema.paths(), td._leaves, strict=True)
+    arrays = tuple(
+        [
+            _rows_column(td, path, at, coded[at])
+            if at in coded
+            else _as_array(leaf, path)
+            for at, (path, leaf) in enumerate(rows)
+        ]
+    )
+    to_array: Any = _as_array
+    statics = map_unbatched(schema, td._statics, lambda x: to_array(x, ()))
+    size = td.batch_size
+    return to_dict(make(schema, arrays, statics, size, None))
 
 
 def from_numpy(
@@ -239,7 +270,9 @@ def to_dlpack(
                 path=path,
                 fix="td.detach() cuts the tree from autograd",
             )
-    return to_dict(with_leaves(td, map_leaves(td._schema, td._leaves, convert)))
+    bare = without_rows(td)
+    given = with_leaves(bare, map_leaves(bare._schema, bare._leaves, convert))
+    return to_dict(put_rows(td, given))
 
 
 def from_dlpack(

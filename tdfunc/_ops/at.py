@@ -10,7 +10,10 @@
   a leaf is then a tensor of the shape that ``td[index]`` has there.
 
 Leaves that are written are new tensors, of the dtype that they had; the others are
-shared. Statics have one value for all rows, and are neither written nor compared.
+shared. One value per row (text) is written by `set` only, from a tree, or in a mapping
+as one value or a list of them: a static that gets another value for some rows becomes
+one value per row. Everything else leaves values that are not tensors as they are, and
+`unbatched` tensors have no rows to write.
 Everything is differentiable in the tree and in the values, and goes through
 `torch.vmap`, where the index may differ from row to row if it is no mask.
 """
@@ -19,19 +22,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from tdfunc._core._torch import inside_transform
+from tdfunc._core.build import Part
 from tdfunc._core.keys import as_path, is_key
-from tdfunc._core.leaf import as_leaf
+from tdfunc._core.leaf import as_leaf, as_rows
 from tdfunc._core.mismatch import check_same_entries
-from tdfunc._core.node import Node, NodeT, make, missing
-from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.tree import feature_views, with_leaves, zip_leaves
+from tdfunc._core.node import Node, NodeT, make, missing, size_at
+from tdfunc._core.rows import NonTensorStack, encode, merged, recoded
+from tdfunc._core.schema import (
+    ROWS,
+    STATIC,
+    UNBATCHED,
+    Schema,
+    is_kept,
+    is_tensor,
+    kind_name,
+)
+from tdfunc._core.statics import NonTensorData, Statics
+from tdfunc._core.tree import (
+    feature_views,
+    with_absent,
+    with_leaves,
+    without_rows,
+    zip_leaves,
+)
+from tdfunc._ops.entries import graft
 from tdfunc._ops.index import (
     as_plan,
     at_index,
@@ -39,12 +60,14 @@ from tdfunc._ops.index import (
     names_at_plan,
     size_at_plan,
 )
+from tdfunc._ops.join import aligned
 from tdfunc._ops.pointwise import Numbers
 from tdfunc._ops.shape import by_shape
 from tdfunc.errors import OperandError, StructureError, TreeIndexError
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
+    from tdfunc._core.schema import Found
     from tdfunc.typing import Index, Path
 
 __all__ = ["At", "at"]
@@ -258,7 +281,8 @@ class At(Generic[NodeT]):
 
         Args:
             fill_value: a number for rows at ints (in lists and tensors too) that are
-                out of range. Without it they raise.
+                out of range. Without it they raise. An entry with one value per row
+                has None there.
 
         Returns:
             Without `fill_value` what ``td[index]`` is, else a tree of new tensors.
@@ -309,7 +333,7 @@ def _written(
             shape = size_at_plan(size, plan)
     except IndexError as error:
         raise bad_index(td, index, error) from error
-    values = _columns(td, shape, value)
+    td, values = _columns(td, shape, value, sets=fn is None)
     dims = len(size)
     single = plan[0] if len(plan) == 1 else plan
     # By kinds, since Dynamo does not trace torch.can_cast. Assignment casts all numbers
@@ -420,65 +444,171 @@ def _scattered(  # noqa: PLR0917 - once for every leaf
     return out if flat is x else out.reshape(x.shape)
 
 
-def _columns(td: Node, shape: torch.Size, value: Any) -> tuple[Any, ...]:
-    """Return for every leaf what is written into its rows, MISSING for nothing.
+def _columns(
+    td: NodeT, shape: torch.Size, value: Any, *, sets: bool
+) -> tuple[NodeT, tuple[Any, ...]]:
+    """Return the tree, and for every leaf what is written into its rows.
 
-    `shape` is the batch size of the rows.
+    That is MISSING for nothing. The tree has rows of values wherever these are
+    written, and their tables hold what is.
+
+    Args:
+        td: the tree.
+        shape: the batch size of the rows.
+        value: what the user gave.
+        sets: whether it replaces the rows, so that it may be text.
     """
-    columns: list[Any] = [MISSING] * td._schema.n
+    given: list[tuple[Path, Any]] = []
     pending: list[tuple[Path, Any]] = [((), value)]
     while pending:
-        path, given = pending.pop()
-        if isinstance(given, Mapping):
-            inner = [((*path, *as_path(key)), v) for key, v in given.items()]
-            _check_known(td, path, inner)
+        path, part = pending.pop()
+        if isinstance(part, Mapping):
+            inner = [((*path, *as_path(key)), v) for key, v in part.items()]
+            _check_known(td, path, inner, sets=sets)
             pending += inner
             continue
-        lo, hi, parts = _parts(td, path, shape, given)
-        for slot, part in zip(range(lo, hi), parts, strict=True):
+        found = td._schema.find(path) if path else None
+        if sets and found is not None and is_kept(found.kid):
+            td, part = _with_texts(td, path, found, shape, part)
+        elif sets and isinstance(part, Node) and td._schema.m:
+            td, part = _with_rows_of(td, path, found, part)
+        given.append((path, part))
+    columns: list[Any] = [MISSING] * td._schema.n
+    for path, part in given:
+        lo, hi, parts = _parts(td, path, shape, part, sets=sets)
+        for slot, one in zip(range(lo, hi), parts, strict=True):
             if columns[slot] is not MISSING:
                 raise StructureError(
                     "a mapping gives two values for the same rows",
                     path=td._schema.paths()[slot],
                     fix="name a node, or entries in it",
                 )
-            columns[slot] = part
-    return tuple(columns)
+            columns[slot] = one
+    return td, tuple(columns)
 
 
-def _check_known(td: Node, above: Path, inner: list[tuple[Path, Any]]) -> None:
+def _check_known(
+    td: Node, above: Path, inner: list[tuple[Path, Any]], *, sets: bool
+) -> None:
     found = td._schema.find(above) if above else None
     if found is not None and not isinstance(found.kid, Schema):
         raise OperandError(
-            "a mapping is no value for the rows of a tensor",
+            "a mapping is no value for the rows of a tensor"
+            if is_tensor(found.kid)
+            else "a mapping is no value for rows of values",
             path=above,
-            expected="a number or a tensor",
+            expected="a number or a tensor" if is_tensor(found.kid) else "a text",
             got="a mapping",
+            fix="NonTensorData(value) is one value, whatever it is"
+            if found.kid < 0
+            else None,
         )
     for path, _ in inner:
         known = td._schema.find(path)
         if known is None:
             raise missing(td, path, "td.update(...) adds entries")
-        if known.kid == STATIC:
+        if not is_kept(known.kid):
+            continue
+        if known.kid == UNBATCHED:
             raise OperandError(
-                "a static has one value for all rows",
+                "an unbatched tensor has no rows",
                 path=path,
-                fix=f"td.set({path!r}, value) changes it for all",
+                fix=f"td.set({path!r}, unbatched(tensor)) changes it",
+            )
+        if not sets:
+            raise OperandError(
+                "values that are not tensors can not be computed with",
+                path=path,
+                expected="a tensor",
+                got=kind_name(known.kid),
+                fix="td.at[index].set({key: value}) replaces them",
             )
 
 
-def _parts(td: Node, path: Path, shape: torch.Size, value: Any) -> tuple[int, int, Any]:
-    """Return the places of the leaves of an entry, and a value for each."""
+def _with_texts(
+    td: NodeT, path: Path, found: Found, shape: torch.Size, value: Any
+) -> tuple[NodeT, torch.Tensor]:
+    """Return the tree with rows at `path`, and the codes to write into some of them.
+
+    A static becomes the value of every row.
+    """
+    if isinstance(value, (torch.Tensor, Node)):
+        raise OperandError(
+            "rows of values can not be written from this",
+            path=path,
+            expected="one value, or a list of them",
+            got=f"a {type(value).__name__}",
+            fix="NonTensorData(value) is one value, whatever it is",
+        )
+    kid = found.kid
+    if kid == STATIC:
+        kid, room = ROWS, size_at(td, path[:-1])
+        codes, table = encode([td._statics.values[found.slo]], ())
+        codes = codes.to(td.device).expand(room)
+    else:
+        codes, table = td._leaves[found.lo], td._statics.values[found.slo]
+    wanted = torch.Size((*shape, *codes.shape[td.batch_dims :]))
+    # To `set`, a list of numbers is a list of values too.
+    listed = NonTensorStack(*value) if _is_list_of_numbers(value) else value
+    rows = as_rows(listed, path, len(wanted))
+    if rows is None:
+        rows = [value.data if isinstance(value, NonTensorData) else value], ()
+    if wanted[: len(rows[1])] != rows[1]:
+        raise _misfit(path, wanted, rows[1])
+    new, own = encode(*rows)
+    whole = merged([table, own])
+    new = recoded(new, own, whole).to(codes.device)
+    if rows[1]:
+        new = new.reshape((*rows[1], *(1,) * (len(wanted) - len(rows[1]))))
+        new = new.expand(wanted)
+    part = Part(cast("int", kid), 0, (codes,), Statics((whole,)))
+    return graft(td, path, part), new
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and not any(
+        [isinstance(item, (list, str, NonTensorStack)) for item in value]
+    )
+
+
+def _with_rows_of(
+    td: NodeT, path: Path, found: Found | None, value: Node
+) -> tuple[NodeT, Node]:
+    """Return the tree and one to write into it, with common tables for their rows.
+
+    Statics that are not the same have become rows in both.
+    """
+    node: Any = td[path] if path else td
+    if found is not None and not isinstance(found.kid, Schema):
+        return td, value
+    mine, theirs = aligned([node, value])
+    if mine is node:
+        return td, theirs
+    if not path:
+        return mine, theirs
+    surplus = mine.batch_dims - len(size_at(td, path[:-1]))
+    part = Part(mine._schema, surplus, mine._leaves, mine._statics)
+    return graft(td, path, part), theirs
+
+
+def _parts(
+    td: Node, path: Path, shape: torch.Size, value: Any, *, sets: bool
+) -> tuple[int, int, Any]:
+    """Return the places of the leaves of an entry, and a value for each.
+
+    Rows of values get one from such rows only, and only if `sets`.
+    """
     schema = td._schema
     found = schema.find(path) if path else None
     lo, hi = (0, schema.n) if found is None else (found.lo, found.hi)
     is_node = found is None or isinstance(found.kid, Schema)
+    codes = frozenset(schema.rows if is_node else ())
     if isinstance(value, (np.ndarray, np.generic)):
         value = as_leaf(value, path)
     if isinstance(value, Numbers) or (
         isinstance(value, torch.Tensor) and value.dim() == 0
     ):
-        return lo, hi, [value] * (hi - lo)
+        return lo, hi, [MISSING if at in codes else value for at in range(lo, hi)]
     if isinstance(value, torch.Tensor):
         wanted = shape
         if not is_node:
@@ -487,10 +617,19 @@ def _parts(td: Node, path: Path, shape: torch.Size, value: Any) -> tuple[int, in
             raise _misfit(path, wanted, value.shape)
         if not is_node:
             return lo, hi, [value]
-        return lo, hi, feature_views(value, schema.ranks()[lo:hi])
+        views = feature_views(value, schema.ranks()[lo:hi])
+        if codes:
+            views = [MISSING if lo + i in codes else x for i, x in enumerate(views)]
+        return lo, hi, views
     if isinstance(value, Node) and is_node:
-        _check_rows(td, path, shape, value)
-        return lo, hi, value._leaves
+        node: Any = td[path] if path else td
+        if sets or not codes:
+            _check_rows(td, node, path, shape, value)
+            return lo, hi, value._leaves
+        bare = without_rows(value)
+        _check_rows(td, without_rows(node), path, shape, bare)
+        rest = iter(bare._leaves)
+        return lo, hi, [MISSING if at in codes else next(rest) for at in range(lo, hi)]
     raise OperandError(
         "rows can not be written from this",
         path=path,
@@ -499,7 +638,9 @@ def _parts(td: Node, path: Path, shape: torch.Size, value: Any) -> tuple[int, in
     )
 
 
-def _check_rows(td: Node, path: Path, shape: torch.Size, value: Node) -> None:
+def _check_rows(
+    td: Node, node: Node, path: Path, shape: torch.Size, value: Node
+) -> None:
     """Raise unless a tree has the entries of a node, and the rows of an index."""
     if value.batch_size[: len(shape)] != shape or not (
         path or value.batch_dims == len(shape)
@@ -511,7 +652,6 @@ def _check_rows(td: Node, path: Path, shape: torch.Size, value: Node) -> None:
             got=list(value.batch_size),
             fix="td.at[index].set(value.expand(td[index].batch_size))",
         )
-    node: Any = td[path] if path else td
     if not node._schema.matches(value._schema):
         check_same_entries(
             (node, value),
@@ -547,6 +687,9 @@ def _filled(td: NodeT, index: Any, fill_value: Any) -> NodeT:
         )
     fill: Any = fill_value
     size = td.batch_size
+    fills: dict[int, int] = {}
+    if td._schema.rows:
+        td, fills = with_absent(td)
     schema = td._schema
     plan = as_plan(td, index, in_range=False)
     safe, room = _clipped(size, plan)
@@ -563,7 +706,7 @@ def _filled(td: NodeT, index: Any, fill_value: Any) -> NodeT:
     dims, count = len(size), prod(size)
     absent, rows = picked < 0, picked.clamp(min=0).reshape(picked.numel())
 
-    def read(x: torch.Tensor) -> torch.Tensor:
+    def read(x: torch.Tensor, fill: Any) -> torch.Tensor:
         features = x.shape[dims:]
         if count == 0:
             return x.new_full((*picked.shape, *features), fill)
@@ -573,7 +716,8 @@ def _filled(td: NodeT, index: Any, fill_value: Any) -> NodeT:
             absent.reshape((*absent.shape, *(1,) * len(features))), fill
         )
 
-    leaves = zip_leaves(schema, (td._leaves,), read)
+    values = [fills.get(slot, fill) for slot in range(schema.n)]
+    leaves = zip_leaves(schema, (td._leaves, values), read)
     names = names_at_plan(td, plan, picked.dim())
     return make(schema, leaves, td._statics, picked.shape, names)
 

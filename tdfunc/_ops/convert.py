@@ -218,8 +218,11 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
 def to_dict(td: Node) -> dict[str, Any]:
     """Return a plain dict of dicts; tensors and static values as they are.
 
-    A static that is a number, a list or a dict comes back from `TensorDict` as
-    something else unless it is wrapped in `NonTensorData` again.
+    One value per row becomes a list, nested as deep as the batch size, and an
+    `unbatched` tensor the tensor. A static that is a number, a list or a dict comes
+    back from `TensorDict` as something else unless it is wrapped in `NonTensorData`
+    again, and so do rows of numbers or lists without `NonTensorStack`, and unbatched
+    tensors.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -250,8 +253,8 @@ def from_dict(
     """Return the `TensorDict` of a mapping, with a given or an inferred batch size.
 
     Inferring takes the longest leading shape that all tensors of a node share;
-    nested nodes may get a longer one than their parent. Statics do not count; a
-    scalar makes it ``[]``.
+    nested nodes may get a longer one than their parent. Lists of texts count, one value
+    for every row; statics and `unbatched` tensors do not; a scalar makes it ``[]``.
 
     Args:
         entries: names to values, nested as deep as you like.

@@ -11,7 +11,9 @@ from tdfunc._core.batch import as_device, as_size
 from tdfunc._core.keys import as_path
 from tdfunc._core.leaf import as_leaf
 from tdfunc._core.node import Node, make
-from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc._core.rows import NonTensorStack
+from tdfunc._core.tree import map_leaves, put_rows, with_leaves, without_rows
+from tdfunc._ops import convert
 from tdfunc._ops.convert import from_dict
 from tdfunc._ops.shape import as_list
 from tdfunc.errors import InvalidKeyError, InvalidLeafError, show_path
@@ -119,7 +121,8 @@ def fromkeys(
         >>> tdfunc.fromkeys(["a", ("n", "b")], 1.5)["n", "b"]
         tensor(1.5000)
     """
-    shared = value if isinstance(value, (Mapping, Node)) else as_leaf(value, ())
+    whole = (Mapping, Node, list, NonTensorStack)
+    shared = value if isinstance(value, whole) else as_leaf(value, ())
     entries = _nested([(key, None) for key in keys], lambda *_: shared)
     return from_dict(entries, batch_size=batch_size, device=device, names=names)
 
@@ -165,6 +168,10 @@ def _node(nodes: dict[Path, dict[str, Any]], path: Path, whole: Path) -> dict[st
 
 def _like(td: Node, fn: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> Any:
     """Return the tree of ``fn(leaf, *args, **kwargs)``, which keeps shapes."""
+    if td._schema.rows:
+        done = put_rows(td, _like(without_rows(td), fn, *args, **kwargs))
+        device = kwargs.get("device")
+        return done if device is None else convert.to(done, device=device)
     given = {name: value for name, value in kwargs.items() if value is not None}
 
     def make_one(leaf: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from tdfunc._core.node import (
     missing,
     size_at,
 )
-from tdfunc._core.schema import STATIC, Schema, is_leaf
+from tdfunc._core.schema import ROWS, Schema, is_kept, is_leaf
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
 from tdfunc.errors import (
@@ -270,7 +270,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
             here = (*frame.path, check_key(key, frame.path))
             if frame.gives_static(key):
                 # As it is: the value may be a number or a dict that is not to be read.
-                frame.parts[key] = _part_of(frame.other, key)
+                frame.parts[key] = _fitting(_part_of(frame.other, key), here, frame)
                 continue
             value = frame.other[key]
             if isinstance(value, (Mapping, Node)) and _holds_node(node, key):
@@ -340,10 +340,20 @@ class _Merge:
                 self.size = size
 
     def gives_static(self, key: str) -> bool:
-        """Return whether the new entry is a static of a tree."""
+        """Return whether the new entry is one of a tree, and no tensor with rows."""
         if not isinstance(self.other, Node):
             return False
-        return self.other._schema.index[key][0] == STATIC
+        return is_kept(self.other._schema.index[key][0])
+
+
+def _fitting(part: Part, path: Path, frame: _Merge) -> Part:
+    """Return an entry of another tree that is no tensor, checked if it has rows."""
+    for codes in part.leaves:
+        dims = len(frame.size)
+        if codes.shape[:dims] != frame.size:
+            raise misfit(path, codes.shape, frame.size)
+        part = part._replace(kid=ROWS - (codes.dim() - dims))
+    return part
 
 
 def _part_of(node: Node, key: str) -> Part:

@@ -72,13 +72,16 @@ def children(value: Any) -> dict[Any, Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray) and value.dtype.names is not None:
-        return {name: _field(value[name]) for name in value.dtype.names}
+        return {name: _field(value[name], value.ndim) for name in value.dtype.names}
     return None
 
 
-def _field(column: Any) -> Any:
-    """Return a field of a structured array; what is not numeric as one static."""
-    if column.dtype.names is not None or column.dtype.kind in "biufc":
+def _field(column: Any, dims: int) -> Any:
+    """Return a field of a structured array; what is none wrapped as static."""
+    kind = column.dtype.kind
+    if column.dtype.names is not None or kind in "biufc":
+        return column
+    if kind in "OSU" and dims and column.ndim == dims:
         return column
     return NonTensorData(column)
 
@@ -238,6 +241,7 @@ def from_list(
 
     Args:
         rows: trees, or containers that `from_any` converts, all with the same entries.
+            Texts that are not the same in all become one value per row.
         options: batch size, device and names of the result; see
             `tdfunc.typing.FromOptions`. The batch size starts with the length of
             `rows`, and what follows is that of each row; by default trees keep their
@@ -250,7 +254,7 @@ def from_list(
         BatchSizeError: `batch_size` does not start with the length of `rows`, or a
             leaf does not start with the rest of it.
         OperandError: `rows` is empty or no list, or a row is no container.
-        StructureError: rows have other entries or statics than the first.
+        StructureError: rows have other entries or unbatched tensors than the first.
         TdfuncError: what `from_dict` and `stack` raise.
 
     Examples:

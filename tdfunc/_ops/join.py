@@ -173,11 +173,16 @@ def aligned(nodes: list[Any]) -> list[Any]:
             continue  # not in all: told with all differences of the entries
         values = [n._statics.values[f.slo] for n, f in zip(nodes, found, strict=True)]
         kinds = {where.kid for where in found}
-        if len(kinds) == 1 and all([same_value(values[0], v) for v in values[1:]]):
+        alike = _same_object if found[0].kid <= ROWS else same_value
+        if len(kinds) == 1 and all([alike(values[0], v) for v in values[1:]]):
             continue
         if UNBATCHED not in kinds:
             nodes = _as_rows(nodes, path, found, values)
     return nodes
+
+
+def _same_object(one: object, two: object) -> bool:
+    return one is two
 
 
 def _as_rows(

@@ -27,7 +27,7 @@ from tdfunc._core._torch import (
 )
 from tdfunc._core.tree import pointwise
 from tdfunc._ops import reduce
-from tdfunc._ops.pointwise import Numbers, binary, ternary
+from tdfunc._ops.pointwise import Numbers, binary, compared, has_rows, ternary
 from tdfunc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -212,6 +212,7 @@ def isclose(
     """Return a tree of booleans: ``|td - other| <= atol + rtol * |other|``.
 
     Two elements must have one dtype, as in torch; a number has that of the element.
+    One value per row of two trees is close if it is equal.
 
     Args:
         td: the tree.
@@ -227,7 +228,10 @@ def isclose(
         >>> td.isclose(1.0)["x"].tolist(), td.isclose(1.0, atol=0.2)["x"].tolist()
         ([True, False], [True, True])
     """
-    return binary(td, other, _closeness(rtol, atol, equal_nan=equal_nan))
+    close = _closeness(rtol, atol, equal_nan=equal_nan)
+    if has_rows(td, other):
+        return compared(td, other, close, exact=False)
+    return binary(td, other, close)
 
 
 def _closeness(
@@ -351,8 +355,10 @@ def risclose(
     equal_nan: bool = False,  # noqa: FBT001, FBT002 - torch's signature
 ) -> NodeT:
     """Return ``isclose(other, td)``, whose relative tolerance is of `td`."""
-    close = _closeness(rtol, atol, equal_nan=equal_nan)
-    return binary(td, other, _swapped(close))
+    close = _swapped(_closeness(rtol, atol, equal_nan=equal_nan))
+    if has_rows(td, other):
+        return compared(td, other, close, exact=False)
+    return binary(td, other, close)
 
 
 def rallclose(

@@ -2,10 +2,12 @@
 
 `dim` counts batch dims, or is a dim name. Batch size, names, statics and feature dims
 stay; only `topk` shortens the dim. What torch refuses for the dtype of a leaf raises
-torch's own error, with a note that names the leaf.
+torch's own error, with a note that names the leaf. Running totals and softmax leave
+one value per row (text) as it is.
 
 Raises, for all of them:
     ShapeError: `dim` is no batch dim.
+    OperandError: of `sort`, `argsort` and `topk`: an entry has one value per row.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import map_leaves, pointwise
+from tdfunc._core.tree import (
+    map_leaves,
+    pointwise,
+    put_rows,
+    refuse_rows,
+    without_rows,
+)
 from tdfunc._ops.reduce import ValuesIndices
 from tdfunc._ops.shape import as_dim
 from tdfunc.errors import ShapeError
@@ -187,6 +195,7 @@ def sort(
         >>> found.values["x"].tolist(), found.indices["x"].tolist()
         ([1, 2, 3], [2, 0, 1])
     """
+    refuse_rows(td, "sort")
     fn = partial(torch.sort, dim=as_dim(td, dim), descending=descending, stable=stable)
     return _pair(td, fn, td.batch_size)
 
@@ -211,6 +220,7 @@ def argsort(
         >>> TensorDict({"x": torch.tensor([2, 3, 1])}, 3).argsort(0)["x"].tolist()
         [2, 0, 1]
     """
+    refuse_rows(td, "argsort")
     fn = partial(
         torch.argsort, dim=as_dim(td, dim), descending=descending, stable=stable
     )
@@ -246,6 +256,7 @@ def topk(
         >>> found.values["x"].tolist(), found.indices["x"].tolist()
         ([3, 2], [1, 0])
     """
+    refuse_rows(td, "topk")
     at = as_dim(td, dim)
     size = td.batch_size
     if not 0 <= k <= size[at]:
@@ -263,6 +274,9 @@ def _pair(
     td: Node, fn: Callable[[torch.Tensor], Any], size: torch.Size
 ) -> ValuesIndices:
     """Return the two trees of a function that returns two tensors for a leaf."""
+    if td._schema.rows:
+        found = _pair(without_rows(td), fn, size)
+        return ValuesIndices(*[put_rows(td, done) for done in found])
     schema = td._schema
     pairs = map_leaves(schema, td._leaves, fn)
     values = tuple([pair[0] for pair in pairs])

@@ -13,6 +13,7 @@ import torch
 from tdfunc._core.mismatch import differences
 from tdfunc._core.node import make
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import put_rows, without_rows
 from tdfunc._ops.shape import as_dim, by_shape
 from tdfunc.errors import OperandError, ShapeError, StructureError, show_path
 
@@ -241,7 +242,7 @@ def _check_one_kind(td: Node) -> None:
             "values that are not tensors can not be packed",
             path=paths[0],
             expected="tensors only",
-            got=f"statics at {', '.join([show_path(path) for path in paths])}",
+            got=f"such values at {', '.join([show_path(path) for path in paths])}",
             fix=f"td.exclude({', '.join([repr(path) for path in paths])}).pack()",
         )
     _check_same(td, "dtype", "td.to(torch.float32) gives all leaves one dtype")
@@ -311,7 +312,8 @@ def _cut(
 def ravel(td: NodeT) -> tuple[torch.Tensor, Callable[[torch.Tensor], NodeT]]:
     """Return all elements as one vector, and the function that makes the tree of it.
 
-    ``unravel(flat)`` is the tree again, with statics, names and the dtype of each leaf;
+    ``unravel(flat)`` is the tree again, with statics, rows of values, names and the
+    dtype of each leaf;
     both are differentiable. Optimizers, solvers and hessians that want a vector are
     called with ``lambda flat: loss(unravel(flat))``.
 
@@ -339,6 +341,9 @@ def ravel(td: NodeT) -> tuple[torch.Tensor, Callable[[torch.Tensor], NodeT]]:
     size = td.batch_size
     schema = td._schema
     _check_same(td, "device", "td.to('cpu') moves all leaves to one device")
+    if schema.rows:
+        flat, bare = ravel(without_rows(td))
+        return flat, partial(_unravel_around, td, bare)
     dtypes = [leaf.dtype for leaf in td._leaves]
     kinds = tuple(zip(by_shape(td._leaves, tuple), dtypes, strict=True))
     unravel: Any = partial(_unravel, schema, kinds, td._statics, tuple(size), td._names)
@@ -350,6 +355,10 @@ def ravel(td: NodeT) -> tuple[torch.Tensor, Callable[[torch.Tensor], NodeT]]:
     if len(unique) > 1:
         leaves = tuple([leaf.to(common) for leaf in leaves])
     return torch.cat([leaf.reshape(-1) for leaf in leaves]), unravel
+
+
+def _unravel_around(td: Any, bare: Callable[[torch.Tensor], Any], flat: Any) -> Any:
+    return put_rows(td, bare(flat))
 
 
 def _unravel(

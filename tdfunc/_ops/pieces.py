@@ -20,8 +20,20 @@ from tdfunc._core._torch import inside_transform, is_compiling
 from tdfunc._core.leaf import as_leaf
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import feature_views, map_leaves, zip_leaves
+from tdfunc._core.schema import STATIC
+from tdfunc._core.tree import (
+    around_rows,
+    feature_views,
+    map_leaves,
+    put_rows,
+    uncoded,
+    with_absent,
+    without_rows,
+    zip_leaves,
+)
+from tdfunc._ops.entries import exclude
 from tdfunc._ops.index import at_index
+from tdfunc._ops.join import aligned
 from tdfunc._ops.pointwise import Numbers, padded
 from tdfunc._ops.shape import (
     as_dim,
@@ -518,7 +530,7 @@ def pad(td: NodeT, pad: Sequence[int], value: float = 0) -> NodeT:
         pad: rows before and after, for the first batch dim, then for the next;
             dims without a pair stay. Negative numbers take rows away. The order is
             that of the dims: `torch.nn.functional.pad` begins with the last one.
-        value: what the new rows hold.
+        value: what the new rows hold; of an entry with one value per row, None.
 
     Returns:
         Copies. Statics stay as they are: they have no rows.
@@ -556,10 +568,14 @@ def pad(td: NodeT, pad: Sequence[int], value: float = 0) -> NodeT:
         )
     pairs = list(zip(before, after, strict=True))
     ends = [n for pair in reversed(pairs) for n in pair]
+    fills: dict[int, int] = {}
+    if td._schema.rows and any([n > 0 for n in ends]):
+        td, fills = with_absent(td)
     schema = td._schema
     ranks = schema.ranks()
     wide = {rank: [0] * (2 * rank) + ends for rank in set(ranks)}
-    columns = (td._leaves, [wide[rank] for rank in ranks], [value] * len(ranks))
+    values: list[Any] = [fills.get(slot, value) for slot in range(schema.n)]
+    columns = (td._leaves, [wide[rank] for rank in ranks], values)
     leaves = zip_leaves(schema, columns, torch.constant_pad_nd)
     return make(schema, leaves, td._statics, torch.Size(new), td.names)
 
@@ -761,6 +777,8 @@ def masked_select(td: NodeT, mask: torch.Tensor) -> NodeT:
 def masked_fill(td: NodeT, mask: Node | torch.Tensor, value: Any) -> NodeT:
     """Return the tree with one value where a mask holds.
 
+    One value per row (text) stays as it is.
+
     Args:
         td: the tree.
         mask: booleans that broadcast with the batch size, or a tree of booleans.
@@ -791,7 +809,13 @@ def masked_fill(td: NodeT, mask: Node | torch.Tensor, value: Any) -> NodeT:
             else type(value).__name__,
             fix="tdfunc.where(mask, values, td) takes a value for every row",
         )
-    return _chosen(td, torch.masked_fill, td, _booleans(mask), value, mask=1)
+    mask = _booleans(mask)
+    if not td._schema.rows:
+        return _chosen(td, torch.masked_fill, td, mask, value, mask=1)
+    mask = _for_tensors(td, mask)
+    return around_rows(
+        td, lambda bare: _chosen(bare, torch.masked_fill, bare, mask, value, mask=1)
+    )
 
 
 def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
@@ -805,9 +829,12 @@ def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
         other: the same kinds. At least one of the three is a tree.
 
     Returns:
-        A tree, with statics and names from the first tree among `input`, `other` and
-        `condition`. Batch dims broadcast with batch dims and feature dims with
-        feature dims; dtypes promote as in `torch.where`.
+        A tree, with names from the first tree among `input`, `other` and `condition`.
+        One value per row (text) is chosen row by row, and a static that is not the
+        same in `input` and `other` becomes one value per row, unless `condition` is a
+        tree, which says nothing about it: then it is that of `input`. Batch dims
+        broadcast with batch dims and feature dims with feature dims; dtypes promote as
+        in `torch.where`.
 
     Raises:
         OperandError: `condition` holds no booleans, an operand is of another kind or
@@ -824,6 +851,12 @@ def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
         [[5.0, 5.0], [5.0, 5.0]]
     """
     condition = _booleans(condition)
+    trees = [x for x in (input, other) if isinstance(x, Node)]
+    if any([tree._schema.m for tree in trees]):
+        if len(trees) > 1:
+            input, other = _with_rows_alike(condition, input, other)
+        if (input if isinstance(input, Node) else other)._schema.rows:
+            return _chosen_rows(condition, input, other)
     for operand in (input, other, condition):
         if isinstance(operand, Node):
             return _chosen(operand, torch.where, condition, input, other, mask=0)
@@ -833,6 +866,63 @@ def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
         got=f"{type(input).__name__} and {type(other).__name__}",
         fix="torch.where(condition, input, other) takes tensors",
     )
+
+
+def _with_rows_alike(condition: Any, input: Any, other: Any) -> list[Any]:
+    """Return two trees whose rows share tables, and whose statics are alike."""
+    if not isinstance(condition, Node):
+        return aligned([input, other])
+    known = condition._schema
+    paths = other._schema.static_paths()
+    for at, path in enumerate(paths):
+        found, here = input._schema.find(path), known.find(path)
+        if found is None or here is None or not found.kid == here.kid == STATIC:
+            continue
+        mine = input._statics.part(found.slo, found.slo + 1)
+        box = other._statics.spliced(at, at + 1, mine)
+        other = make(other._schema, other._leaves, box, other.batch_size, other._names)
+    return aligned([input, other])
+
+
+def _chosen_rows(condition: Any, input: Any, other: Any) -> Any:
+    """Return `where` of trees with one value for every row."""
+    trees = [x for x in (input, other) if isinstance(x, Node)]
+    if len(trees) == 1:
+        # Numbers are no such values: these stay.
+        mask = _for_tensors(trees[0], condition)
+        bare = [without_rows(x) if isinstance(x, Node) else x for x in (input, other)]
+        done = _chosen(without_rows(trees[0]), torch.where, mask, *bare, mask=0)
+        return put_rows(trees[0], done)
+    check_same_entries(trees, fix="td.select(*keys) keeps the entries that both have")
+    if isinstance(condition, Node):
+        condition = _of_codes(condition)
+    left, right = uncoded(input), uncoded(other)
+    done = _chosen(left, torch.where, condition, left, right, mask=0)
+    schema = input._schema.recoded(done._schema)
+    return make(schema, done._leaves, input._statics, done.batch_size, done._names)
+
+
+def _for_tensors(td: Node, mask: Any) -> Any:
+    """Return a mask without what a tree of booleans has for the rows of `td`."""
+    if not isinstance(mask, Node):
+        return mask
+    paths = td._schema.paths()
+    return exclude(mask, *[paths[slot] for slot in td._schema.rows])
+
+
+def _of_codes(mask: Any) -> Any:
+    """Return a tree of booleans in place of rows of values.
+
+    A comparison with a number has such rows still: they are taken for true.
+    """
+    codes = frozenset(mask._schema.rows)
+    leaves = [
+        torch.ones_like(x, dtype=torch.bool) if at in codes else x
+        for at, x in enumerate(mask._leaves)
+    ]
+    plain = uncoded(mask)
+    names = plain._names
+    return make(plain._schema, tuple(leaves), plain._statics, plain.batch_size, names)
 
 
 def where_of(td: NodeT, condition: Node | torch.Tensor, other: Any) -> NodeT:

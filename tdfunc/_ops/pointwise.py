@@ -38,7 +38,10 @@ from tdfunc._core.tree import (
     around_lazy,
     around_rows,
     feature_views,
+    one_table,
     pointwise,
+    uncoded,
+    widened,
     without_rows,
     zip_leaves,
 )
@@ -266,6 +269,36 @@ def _as_lazy(td: Node, other: Node) -> Node:
     return other
 
 
+def has_rows(td: Node, other: Any) -> bool:
+    """Return whether two trees are to be compared, with one value for every row."""
+    return bool(td._schema.rows) and isinstance(other, Node)
+
+
+def compared(
+    td: NodeT, other: Node, fn: Callable[[Any, Any], Any], *, exact: bool = True
+) -> NodeT:
+    """Return a comparison of two trees in which rows of values are equal or not.
+
+    Args:
+        td: a tree with one value for every row at some entries.
+        other: another with the same entries.
+        fn: gives booleans.
+        exact: whether `fn` can compare codes; False compares these by `torch.eq`.
+    """
+    _check_entries(td, other)
+    pair: list[Any] = one_table([td, other])
+    left, right = pair
+    whole = binary(uncoded(left), uncoded(right), fn if exact else torch.eq)
+    if exact:
+        return whole
+    done = iter(binary(without_rows(left), without_rows(right), fn)._leaves)
+    codes = frozenset(td._schema.rows)
+    leaves = tuple(
+        [x if at in codes else next(done) for at, x in enumerate(whole._leaves)]
+    )
+    return make(whole._schema, leaves, whole._statics, whole.batch_size, whole._names)
+
+
 def _bare_operand(td: Node, other: Any) -> Any:
     """Return the operand without rows, which must be where those of `td` are."""
     if not isinstance(other, Node):
@@ -312,21 +345,8 @@ def padded(
     """Insert dims of size 1 in front of each segment that is shorter than wanted."""
     if segments == wanted:
         return leaves
-    out: list[Any] = []
-    for leaf, own, want in zip(leaves, segments, wanted, strict=True):
-        # A leaf without dims broadcasts as it is; padded, torch would give its dtype
-        # more say in the promotion.
-        if own == want or leaf.dim() == 0:
-            out.append(leaf)
-            continue
-        shape: list[int] = []
-        at = 0
-        for dims, most in zip(own, want, strict=True):
-            shape += [1] * (most - dims)
-            shape += leaf.shape[at : at + dims]
-            at += dims
-        out.append(leaf.reshape(shape))
-    return tuple(out)
+    rows = zip(leaves, segments, wanted, strict=True)
+    return tuple([widened(leaf, own, want) for leaf, own, want in rows])
 
 
 def _paired(
@@ -562,7 +582,9 @@ def rpow(td: NodeT, other: Any) -> NodeT:
 def eq(td: NodeT, other: Any) -> NodeT:
     """Return a tree of booleans: ``td == other``, element by element.
 
-    The module docstring has the rule for each kind of `other`, and the errors.
+    Where two trees have one value for every row, the result has a tensor of booleans;
+    statics are not compared. The module docstring has the rule for each kind of
+    `other`, and the errors.
 
     Examples:
         >>> import torch
@@ -570,13 +592,17 @@ def eq(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.arange(2)}, 2).eq(0)["x"].tolist()
         [True, False]
     """
+    if has_rows(td, other):
+        return compared(td, other, torch.eq)
     return binary(td, other, torch.eq)
 
 
 def ne(td: NodeT, other: Any) -> NodeT:
     """Return a tree of booleans: ``td != other``, element by element.
 
-    The module docstring has the rule for each kind of `other`, and the errors.
+    Where two trees have one value for every row, the result has a tensor of booleans;
+    statics are not compared. The module docstring has the rule for each kind of
+    `other`, and the errors.
 
     Examples:
         >>> import torch
@@ -584,6 +610,8 @@ def ne(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.arange(2)}, 2).ne(0)["x"].tolist()
         [False, True]
     """
+    if has_rows(td, other):
+        return compared(td, other, torch.ne)
     return binary(td, other, torch.ne)
 
 
@@ -700,9 +728,11 @@ def equal(td: Node, other: object, *, equal_nan: bool = False) -> bool:
     if td.batch_size != other.batch_size:
         return False
     schema, oschema = td._schema, other._schema
-    if not schema.matches(oschema) or td._statics != other._statics:
+    if not schema.matches(oschema) or schema.leaf_kids() != oschema.leaf_kids():
         return False
-    if schema.leaf_kids() != oschema.leaf_kids():
+    if schema.rows:
+        td, other = one_table([td, other])
+    if td._statics != other._statics:
         return False
     return all(
         [

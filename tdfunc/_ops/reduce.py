@@ -11,9 +11,12 @@ torch refuses (the `mean` of integers, the maximum of no element) raises torch's
 error, with a note that names the leaf. Indices of several dims, as `argmax` gives them,
 count the elements of these dims in row-major order.
 
+One value per row (text) has no sum: with ``dim="feature"`` it stays as it is, and
+``reduce=True`` leaves it out.
+
 Raises, for all of them:
     OperandError: `reduce` with batch dims, with `keepdim`, or for a tree without
-        leaves.
+        leaves; or an entry has one value per row, and batch dims are reduced.
     ShapeError: `dim` is no batch dim, or comes twice.
 """
 
@@ -28,7 +31,14 @@ import torch
 from tdfunc._core._torch import foreach_norm, foreach_works
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import map_leaves, zip_leaves
+from tdfunc._core.tree import (
+    around_rows,
+    map_leaves,
+    put_rows,
+    refuse_rows,
+    without_rows,
+    zip_leaves,
+)
 from tdfunc._ops.shape import as_dim
 from tdfunc.errors import OperandError, OptionError, ShapeError
 
@@ -115,7 +125,7 @@ def sum(
     total = _over_dims(torch.sum, dtype=dtype)
     if reduce:
         return _stacked(td, "sum", total, dim, keepdim=keepdim).sum(0)
-    return _reduced(td, total, dim, keepdim=keepdim)
+    return _reduced(td, "sum", total, dim, keepdim=keepdim)
 
 
 def mean(
@@ -153,7 +163,10 @@ def mean(
         tensor(2.)
     """
     if not reduce:
-        return _reduced(td, _over_dims(torch.mean, dtype=dtype), dim, keepdim=keepdim)
+        return _reduced(
+            td, "mean", _over_dims(torch.mean, dtype=dtype), dim, keepdim=keepdim
+        )
+    td = without_rows(td)
     _check_floating(td, dtype)
     total = _over_dims(torch.sum, dtype=dtype)
     parts = _stacked(td, "mean", total, dim, keepdim=keepdim)
@@ -200,7 +213,7 @@ def all(
         >>> (td == td).all()
         tensor(True)
     """
-    return _truth(td, torch.all, dim, keepdim=keepdim)
+    return _truth(td, "all", torch.all, dim, keepdim=keepdim)
 
 
 def any(
@@ -229,18 +242,19 @@ def any(
         >>> (TensorDict({"x": torch.arange(2)}, 2) > 0).any()
         tensor(True)
     """
-    return _truth(td, torch.any, dim, keepdim=keepdim)
+    return _truth(td, "any", torch.any, dim, keepdim=keepdim)
 
 
 def _truth(
-    td: Node, fn: Callable[..., torch.Tensor], dim: Any, *, keepdim: bool
+    td: Node, name: str, fn: Callable[..., torch.Tensor], dim: Any, *, keepdim: bool
 ) -> Any:
     def as_bool(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
         # torch keeps uint8 here, for history's sake.
         return fn(leaf, **dims).to(torch.bool)
 
     if dim is not None or keepdim:
-        return _reduced(td, _over_dims(as_bool), dim, keepdim=keepdim)
+        return _reduced(td, name, _over_dims(as_bool), dim, keepdim=keepdim)
+    td = without_rows(td)
     parts = map_leaves(td._schema, td._leaves, as_bool)
     if not parts:
         return fn(torch.empty(0, dtype=torch.bool))
@@ -289,7 +303,7 @@ def prod(
 
     if reduce:
         return _stacked(td, "prod", over, dim, keepdim=keepdim).prod(0)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "prod", over, dim, keepdim=keepdim)
 
 
 def var(
@@ -323,7 +337,7 @@ def var(
             _row(td, "var", dim, keepdim=keepdim), -1, correction=correction
         )
     over = _over_dims(torch.var, correction=correction)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "var", over, dim, keepdim=keepdim)
 
 
 def std(
@@ -357,7 +371,7 @@ def std(
             _row(td, "std", dim, keepdim=keepdim), -1, correction=correction
         )
     over = _over_dims(torch.std, correction=correction)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "std", over, dim, keepdim=keepdim)
 
 
 def amax(
@@ -388,7 +402,7 @@ def amax(
     over = _over_dims(torch.amax)
     if reduce:
         return _stacked(td, "amax", over, dim, keepdim=keepdim).amax(0)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "amax", over, dim, keepdim=keepdim)
 
 
 def amin(
@@ -419,7 +433,7 @@ def amin(
     over = _over_dims(torch.amin)
     if reduce:
         return _stacked(td, "amin", over, dim, keepdim=keepdim).amin(0)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "amin", over, dim, keepdim=keepdim)
 
 
 def max(
@@ -451,7 +465,7 @@ def max(
     """
     if dim is None or reduce:
         return amax(td, dim, keepdim, reduce=reduce)
-    return _pair(td, _along(torch.max), dim, keepdim=keepdim)
+    return _pair(td, "max", _along(torch.max), dim, keepdim=keepdim)
 
 
 def min(
@@ -483,7 +497,7 @@ def min(
     """
     if dim is None or reduce:
         return amin(td, dim, keepdim, reduce=reduce)
-    return _pair(td, _along(torch.min), dim, keepdim=keepdim)
+    return _pair(td, "min", _along(torch.min), dim, keepdim=keepdim)
 
 
 def median(
@@ -508,7 +522,7 @@ def median(
         >>> td.median()["x"], td.median(0).indices["x"]
         (tensor(2), tensor(2))
     """
-    found = _pair(td, _along(torch.median), dim, keepdim=keepdim)
+    found = _pair(td, "median", _along(torch.median), dim, keepdim=keepdim)
     return found.values if dim is None else found
 
 
@@ -535,7 +549,7 @@ def nanmedian(
         >>> td.nanmedian()["x"], td.nanmedian(0).indices["x"]
         (tensor(2.), tensor(3))
     """
-    found = _pair(td, _along(torch.nanmedian), dim, keepdim=keepdim)
+    found = _pair(td, "nanmedian", _along(torch.nanmedian), dim, keepdim=keepdim)
     return found.values if dim is None else found
 
 
@@ -558,7 +572,7 @@ def argmax(
         >>> td.argmax(0)["x"].tolist(), td.argmax()["x"].item()
         ([1, 0], 1)
     """
-    return _reduced(td, _along(torch.argmax), dim, keepdim=keepdim)
+    return _reduced(td, "argmax", _along(torch.argmax), dim, keepdim=keepdim)
 
 
 def argmin(
@@ -580,7 +594,7 @@ def argmin(
         >>> td.argmin(0)["x"].tolist(), td.argmin()["x"].item()
         ([0, 1], 0)
     """
-    return _reduced(td, _along(torch.argmin), dim, keepdim=keepdim)
+    return _reduced(td, "argmin", _along(torch.argmin), dim, keepdim=keepdim)
 
 
 def norm(
@@ -614,7 +628,7 @@ def norm(
     """
     over = _over_dims(partial(torch.linalg.vector_norm, ord=p), dtype=dtype)
     if not reduce:
-        return _reduced(td, over, dim, keepdim=keepdim)
+        return _reduced(td, "norm", over, dim, keepdim=keepdim)
     each = partial(foreach_norm, ord=p, dtype=dtype) if foreach_norm else None
     parts = _stacked(td, "norm", over, dim, keepdim=keepdim, each=each)
     if p == 0:
@@ -654,7 +668,7 @@ def logsumexp(
 
     if reduce:
         return _stacked(td, "logsumexp", over, dim, keepdim=keepdim).logsumexp(0)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "logsumexp", over, dim, keepdim=keepdim)
 
 
 def count_nonzero(
@@ -685,7 +699,7 @@ def count_nonzero(
     over = _over_dims(_nonzeros)
     if reduce:
         return _stacked(td, "count_nonzero", over, dim, keepdim=keepdim).sum(0)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "count_nonzero", over, dim, keepdim=keepdim)
 
 
 def _nonzeros(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
@@ -721,7 +735,7 @@ def nansum(
     over = _over_dims(torch.nansum, dtype=dtype)
     if reduce:
         return _stacked(td, "nansum", over, dim, keepdim=keepdim).sum(0)
-    return _reduced(td, over, dim, keepdim=keepdim)
+    return _reduced(td, "nansum", over, dim, keepdim=keepdim)
 
 
 def nanmean(
@@ -751,9 +765,9 @@ def nanmean(
         tensor(1.)
     """
     if not reduce:
-        return _reduced(
-            td, _over_dims(torch.nanmean, dtype=dtype), dim, keepdim=keepdim
-        )
+        over = _over_dims(torch.nanmean, dtype=dtype)
+        return _reduced(td, "nanmean", over, dim, keepdim=keepdim)
+    td = without_rows(td)
     _check_floating(td, dtype)
     total = _over_dims(torch.nansum, dtype=dtype)
     sums = _stacked(td, "nanmean", total, dim, keepdim=keepdim).sum(0)
@@ -809,6 +823,10 @@ def quantile(
             own = own.to(dtype=leaf.dtype, device=leaf.device)
         return torch.quantile(leaf, own, dim, keepdim, interpolation=interpolation)
 
+    if _passes_rows(td, "quantile", dim):
+        return around_rows(
+            td, lambda t: quantile(t, q, dim, keepdim, interpolation=interpolation)
+        )
     schema, leaves, size, names = _laid(td, _along(one, rank), dim, keepdim=keepdim)
     if isinstance(levels, torch.Tensor) and rank:
         size = torch.Size([levels.shape[0], *size])
@@ -867,12 +885,35 @@ def _unsqueezed(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
 # What a reduction of a tree is
 
 
-def _reduced(td: NodeT, over: Reduction, dim: Any, *, keepdim: bool) -> NodeT:
+def _passes_rows(td: Node, name: str, dim: Any) -> bool:
+    """Return whether there are rows of values, which reducing features leaves alone.
+
+    Raises:
+        OperandError: there are, and batch dims are to be reduced.
+    """
+    if not td._schema.rows:
+        return False
+    one = isinstance(dim, (int, str))
+    if dim != "feature" and (dim is None or one or len(dim)):
+        refuse_rows(td, name)
+    return True
+
+
+def _reduced(
+    td: NodeT, name: str, over: Reduction, dim: Any, *, keepdim: bool
+) -> NodeT:
+    if _passes_rows(td, name, dim):
+        return around_rows(td, lambda t: _reduced(t, name, over, dim, keepdim=keepdim))
     schema, leaves, size, names = _laid(td, over, dim, keepdim=keepdim)
     return make(schema, leaves, td._statics, size, names)
 
 
-def _pair(td: Node, over: Reduction, dim: Any, *, keepdim: bool) -> ValuesIndices:
+def _pair(
+    td: Node, name: str, over: Reduction, dim: Any, *, keepdim: bool
+) -> ValuesIndices:
+    if _passes_rows(td, name, dim):
+        found = _pair(without_rows(td), name, over, dim, keepdim=keepdim)
+        return ValuesIndices(*[put_rows(td, done) for done in found])
     schema, pairs, size, names = _laid(td, over, dim, keepdim=keepdim)
     values = tuple([pair[0] for pair in pairs])
     indices = tuple([pair[1] for pair in pairs])
@@ -956,6 +997,7 @@ def _stacked(
         keepdim: refused.
         each: the ``torch._foreach_*`` form of the reduction over all dims.
     """
+    td = without_rows(td)
     _check_foldable(td, name, dim, keepdim=keepdim)
     if dim is None:
         if each is not None and foreach_works(td._leaves):
@@ -970,6 +1012,7 @@ def _stacked(
 
 def _row(td: Node, name: str, dim: Any, *, keepdim: bool) -> torch.Tensor:
     """Return the elements of all leaves behind each other, ``[*batch]`` in front."""
+    td = without_rows(td)
     _check_foldable(td, name, dim, keepdim=keepdim)
     size = td.batch_size if dim == "feature" else ()
     dims = len(size)

@@ -18,6 +18,7 @@ from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NonTensorData
+from tdfunc._core.tree import noting
 from tdfunc._ops.entries import as_paths, rearranged, select, set, update
 from tdfunc.errors import (
     InvalidKeyError,
@@ -355,7 +356,9 @@ def filter_empty(td: NodeT) -> NodeT:
 
 
 def filter_non_tensor(td: NodeT) -> NodeT:
-    """Return the tree without its statics: only tensors, and all nodes, stay.
+    """Return the tree without statics and rows: only tensors, and all nodes, stay.
+
+    Tensors that are `unbatched` are tensors.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -365,7 +368,9 @@ def filter_non_tensor(td: NodeT) -> NodeT:
     """
     size = td.batch_size
     schema = td._schema
-    return rearranged(td, size, schema.narrowed(schema.static_paths(), keep=False))
+    kept = frozenset(schema.unbatched())
+    gone = [p for at, p in enumerate(schema.static_paths()) if at not in kept]
+    return rearranged(td, size, schema.narrowed(tuple(gone), keep=False))
 
 
 def empty(td: NodeT, recurse: bool = False) -> NodeT:  # noqa: FBT001, FBT002 - the peer's signature
@@ -621,7 +626,7 @@ def update_with(td: NodeT, functions: Mapping[Any, Callable[[Any], Any]]) -> Nod
         try:
             news.append(fn(entry))
         except Exception as error:
-            error.add_note(f"tdfunc: at {show_path(path)}")
+            noting(error, path)
             raise
     for path, new in zip(paths, news, strict=True):
         td = set(td, short(path), new)

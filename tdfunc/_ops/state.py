@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from tdfunc._core.batch import as_size, misfit
+from tdfunc._core.keys import short
 from tdfunc._core.node import NodeT, make, size_at
-from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.statics import rebuild_statics
+from tdfunc._core.rows import decode, encode
+from tdfunc._core.schema import ROWS, STATIC, UNBATCHED, Schema, is_kept, is_leaf
+from tdfunc._core.statics import Statics, rebuild_statics
 from tdfunc.errors import (
     BatchSizeError,
     InvalidKeyError,
@@ -33,11 +35,13 @@ _REST = "_tdfunc"
 def state_dict(td: Node, *, flatten: bool = True) -> dict[str, Any]:
     """Return a plain dict of the tensors, with one entry ``"_tdfunc"`` for the rest.
 
-    That entry is a dict of lists, strings and numbers:
+    That entry is a dict of lists, strings, numbers, and tensors that are no leaves:
 
     - ``"batch_sizes"``: ``[path, size]`` of every node, the root's path being ``[]``;
     - ``"names"``: the dim names of the root, or None;
-    - ``"statics"``: ``[path, value]`` of every value that is not a tensor.
+    - ``"statics"``: ``[path, value]`` of every value that is not a tensor;
+    - ``"rows"``: ``[path, shape, values]`` of every entry with one value per row;
+    - ``"unbatched"``: ``[path, tensor]`` of every `unbatched` tensor.
 
     The dict goes through ``torch.save`` and ``torch.load(weights_only=True)`` if the
     static values do (None, numbers, strings, and lists and dicts of them do).
@@ -65,7 +69,7 @@ def state_dict(td: Node, *, flatten: bool = True) -> dict[str, Any]:
     schema = td._schema
     _check_names(schema, flatten=flatten)
     sizes: list[Any] = [[[], list(td.batch_size)]]
-    statics: list[Any] = []
+    rest: dict[str, list[Any]] = {"statics": [], "rows": [], "unbatched": []}
     state: dict[str, Any] = {}
     inside: dict[Path, dict[str, Any]] = {(): state}
     dotted = schema.dotted()
@@ -77,18 +81,26 @@ def state_dict(td: Node, *, flatten: bool = True) -> dict[str, Any]:
             if not flatten:
                 inside[path] = inside[path[:-1]][path[-1]] = {}
         elif kid == STATIC:
-            statics.append([list(path), td._statics.values[slo]])
+            rest["statics"].append([list(path), td._statics.values[slo]])
+        elif kid == UNBATCHED:
+            kept = td._statics.values[slo].detach()
+            rest["unbatched"].append([list(path), kept])
+        elif kid <= ROWS:
+            codes = leaves[lo]
+            values = decode(codes.reshape(-1), td._statics.values[slo], path)
+            rest["rows"].append([list(path), list(codes.shape), values])
         elif flatten:
             state[dotted[lo]] = leaves[lo].detach()
         else:
             inside[path[:-1]][path[-1]] = leaves[lo].detach()
     names = None if td.names is None else list(td.names)
-    state[_REST] = {"batch_sizes": sizes, "names": names, "statics": statics}
+    state[_REST] = {"batch_sizes": sizes, "names": names, **rest}
     return state
 
 
 def _check_names(schema: Schema, *, flatten: bool) -> None:
     """Raise if two leaves, or a leaf and the entry of the rest, had one name."""
+    schema = schema.without(schema.rows)[0]
     dotted = schema.dotted()
     seen: dict[str, Path] = {}
     if flatten:
@@ -165,31 +177,58 @@ def load_state_dict(
     rest = state.get(_REST)
     found, extra = _tensors(state, schema)
     values, sizes, names = _rest(td, rest)
-    missing = [path for path in schema.paths() if path not in found]
+    other = [path for path in values if _kind_at(schema, path) != values[path][0]]
+    extra += [show_path(path) for path in other]
+    values = {path: value for path, (_, *value) in values.items() if path not in other}
+    codes = frozenset(schema.rows)
+    every = schema.paths()
+    tensors = [path for at, path in enumerate(every) if at not in codes]
+    missing = [path for path in tensors if path not in found]
     if rest is not None:
-        known = frozenset(schema.static_paths())
         missing += [path for path in schema.static_paths() if path not in values]
-        extra += [show_path(path) for path in values if path not in known]
     if strict and (missing or extra):
         lines = [f"{show_path(path)} is missing" for path in missing]
         raise StructureError(
             "the state does not have the entries of the tree",
-            expected=f"the entries {[*schema.leaf_names(), *schema.static_paths()]}",
+            expected="the entries "
+            f"{[*map(short, tensors), *map(short, schema.static_paths())]}",
             got=", ".join(lines + [f"{name} is extra" for name in extra]),
             fix="strict=False takes what is in both",
         )
     leaves: list[torch.Tensor] = []
-    for path, leaf in zip(schema.paths(), td._leaves, strict=True):
+    for at, (path, leaf) in enumerate(zip(every, td._leaves, strict=True)):
         new = found.get(path)
-        if new is not None:
+        if at in codes and path in values:
+            leaves.append(values[path][0].to(leaf.device))
+        elif new is not None:
             leaves.append(_kept(path, new, leaf) if cast == "keep" else new)
         else:
             leaves.append(leaf)
     size = sizes.get((), size)
     resized = _resized(schema, leaves, sizes, size)
-    old = zip(schema.static_paths(), td._statics.values, strict=True)
-    box = rebuild_statics(tuple([values.get(path, value) for path, value in old]))
+    box = _box(td, values, cast)
     return make(resized, tuple(leaves), box, size, names)
+
+
+def _box(td: Node, values: dict[Path, Any], cast: str) -> Statics:
+    """Return the statics of the tree, with those of a state where it has some."""
+    lookups = frozenset(td._schema.unbatched())
+    old = zip(td._schema.static_paths(), td._statics.values, strict=True)
+    box: list[Any] = []
+    for at, (path, value) in enumerate(old):
+        new = values[path][-1] if path in values else value
+        if at in lookups and cast == "keep":
+            new = _kept(path, new, value)
+        box.append(new)
+    return rebuild_statics(tuple(box))
+
+
+def _kind_at(schema: Schema, path: Path) -> int | None:
+    """Return the kind of an entry with a value among the statics, None for others."""
+    found = schema.find(path)
+    if found is None or not is_kept(found.kid):
+        return None
+    return max(found.kid, ROWS)
 
 
 def _kept(path: Path, new: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
@@ -210,6 +249,8 @@ def _tensors(
 ) -> tuple[dict[Path, torch.Tensor], list[str]]:
     """Return the tensors of a state by path, and the names of those not in `schema`."""
     nested = any([isinstance(v, Mapping) for k, v in state.items() if k != _REST])
+    # Rows are not among the tensors.
+    schema = schema.without(schema.rows)[0]
     places: dict[Path, Path] = {p: p for p in schema.paths()}
     if not nested:
         places = {(n,): p for n, p in zip(schema.dotted(), places, strict=True)}
@@ -241,11 +282,22 @@ def _tensors(
 def _rest(
     td: Node, rest: Mapping[str, Any] | None
 ) -> tuple[dict[Path, Any], dict[Path, torch.Size], tuple[str | None, ...] | None]:
-    """Return statics and batch sizes by path, and dim names, of a state or of `td`."""
+    """Return values and batch sizes by path, and dim names, of a state or of `td`.
+
+    A value has its kind before it; rows are codes and a table.
+    """
     if rest is None:
         nodes = [s.path for s in td._schema.walk() if isinstance(s.kid, Schema)]
         return {}, {path: size_at(td, path) for path in nodes}, td._names
-    values = {tuple(path): value for path, value in rest["statics"]}
+    # States of versions without them have neither rows nor unbatched tensors.
+    values: dict[Path, Any] = {
+        **{tuple(path): (STATIC, value) for path, value in rest["statics"]},
+        **{tuple(path): (UNBATCHED, x) for path, x in rest.get("unbatched", ())},
+        **{
+            tuple(path): (ROWS, *encode(rows, shape))
+            for path, shape, rows in rest.get("rows", ())
+        },
+    }
     sizes = {tuple(path): as_size(size) for path, size in rest["batch_sizes"]}
     names = rest["names"]
     return values, sizes, None if names is None else tuple(names)
@@ -280,7 +332,7 @@ def _resized(
                 )
             batch[path] = own
             surpluses.append(len(own) - nb)
-        elif kid != STATIC:
+        elif is_leaf(kid):
             shape = leaves[lo].shape
             if shape[:nb] != above:
                 raise misfit(path, shape, above)

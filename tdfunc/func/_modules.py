@@ -11,6 +11,7 @@ from torch import nn
 from tdfunc._core.build import assemble
 from tdfunc._core.node import Node, make
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import without_rows
 from tdfunc._ops.join import stack
 from tdfunc.errors import InvalidLeafError, OperandError, OptionError, StructureError
 from tdfunc.func._purecall import call_pure
@@ -191,6 +192,7 @@ def dotted(tree: Node | Mapping[str, Any]) -> dict[str, torch.Tensor]:
             fix="tdfunc.from_module(module) gives those of a module",
         )
     if isinstance(tree, Node):
+        tree = without_rows(tree)
         schema, leaves = tree._schema, tree._leaves
     else:
         part = assemble(tree, torch.Size(), Node._plain)

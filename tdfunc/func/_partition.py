@@ -9,7 +9,6 @@ import torch
 
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, NodeT, make, missing
-from tdfunc._core.schema import STATIC
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops.restructure import merge
 from tdfunc.errors import OptionError, StructureError, show_path
@@ -40,8 +39,8 @@ Predicate: TypeAlias = (
 def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     """Return the tree of the leaves that the predicate takes, and that of the rest.
 
-    ``combine(*partition(td, p))`` has all entries of `td`. Statics, and nodes that
-    are empty, go with the rest.
+    ``combine(*partition(td, p))`` has all entries of `td`. Statics, rows of values, and
+    nodes that are empty, go with the rest.
 
     Args:
         td: the tree.
@@ -70,7 +69,10 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     """
     size = td.batch_size
     schema = td._schema
-    chosen = tuple(_decided(td, predicate))
+    chosen = _decided(td, predicate)
+    for slot in schema.rows:
+        chosen[slot] = False
+    chosen = tuple(chosen)
     (left, lslots), (right, rslots) = schema.parted(chosen)
     first = tuple([td._leaves[i] for i in lslots])
     second = tuple([td._leaves[i] for i in rslots])
@@ -105,7 +107,11 @@ def _decided(td: Node, predicate: Any) -> list[bool]:
         return _by_mapping(td, predicate)
     if callable(predicate):
         rows = zip(paths, leaves, strict=True)
-        return [bool(predicate(path, leaf)) for path, leaf in rows]
+        skipped = frozenset(td._schema.rows)
+        return [
+            at not in skipped and bool(predicate(path, leaf))
+            for at, (path, leaf) in enumerate(rows)
+        ]
     raise OptionError(
         "a tree can not be split by this",
         expected="a function, a dtype, a kind of dtype, a mapping or a tree of bools",
@@ -125,7 +131,7 @@ def _by_mapping(td: Node, mapping: Mapping[Any, Any]) -> list[bool]:
                 raise missing(td, path)
             if isinstance(value, Mapping):
                 pending.append((path, value))
-            elif found.kid != STATIC:
+            else:
                 for slot in range(found.lo, found.hi):
                     flags[slot] = bool(value)
     return flags

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tdfunc._core.node import Node
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.rows import Table, decode
+from tdfunc._core.schema import (
+    STATIC,
+    UNBATCHED,
+    Schema,
+    is_kept,
+    is_leaf,
+    is_tensor,
+    kind_name,
+    rank_of,
+)
 from tdfunc._core.statics import same_value
-from tdfunc.errors import show_path
+from tdfunc.errors import OperandError, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +41,8 @@ def assert_equal(
 ) -> None:
     """Assert that two trees are the same.
 
-    Compares node classes, entries, batch sizes (of nested nodes too), statics, and for
-    every leaf device, dtype, shape and values.
+    Compares node classes, entries, batch sizes (of nested nodes too), statics, one
+    value per row by value, and for every tensor device, dtype, shape and values.
 
     Args:
         a: a tree.
@@ -79,7 +89,13 @@ def assert_equal(
             if key_order and mine != theirs and set(mine) == set(theirs):
                 found.append(f"{where}: keys in the order {mine} and {theirs}")
             shared = [key for key in mine if key in y]
-            pending += [((*path, key), x[key], y[key]) for key in reversed(shared)]
+            for key in reversed(shared):
+                here = (*path, key)
+                if _marked(x, key) == _marked(y, key):
+                    pending.append((here, x[key], y[key]))
+                else:
+                    kinds = [kind_name(node._schema.index[key][0]) for node in (x, y)]
+                    found.append(f"{show_path(here)}: {kinds[0]} and {kinds[1]}")
         elif isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
             lines = _tensor_differences(x, y, equal_nan, rtol, atol)
             found += [f"{where}: {line}" for line in lines]
@@ -134,6 +150,12 @@ def _kind(value: object) -> str:
 
 
 # Equal
+
+
+def _marked(node: Node, key: str) -> str | None:
+    """Return the kind of an entry that does not show in what it reads."""
+    kid = node._schema.index[key][0]
+    return kind_name(kid) if is_kept(kid) and kid != STATIC else None
 
 
 def _node_differences(x: Node, y: Node, names: bool) -> Iterator[str]:  # noqa: FBT001
@@ -228,13 +250,14 @@ def _faults(td: Node) -> Iterator[str]:
                 )
                 pending.append(below)
                 yield from _read_faults(td, below)
-            elif kid == STATIC:
-                if td[path] is not statics[slo]:
-                    yield f"{show_path(path)}: reads another value than it has"
-            else:
+            elif is_tensor(kid):
                 yield from _leaf_faults(path, leaves[lo], kid, node.size)
                 if td[path] is not leaves[lo]:
                     yield f"{show_path(path)}: reads another leaf than it has"
+            elif is_leaf(kid):
+                yield from _rows_faults(path, leaves[lo], statics[slo], kid, node.size)
+            else:
+                yield from _static_faults(td, path, statics[slo], kid)
 
 
 def _size_below(
@@ -267,8 +290,8 @@ def _schema_faults(node: _At) -> Iterator[str]:
         kid, *place = schema.index[key][:3]
         if place != [lo, slo]:
             yield f"{where}: the schema places {key!r} at {place}, not at {[lo, slo]}"
-        lo += kid.n if isinstance(kid, Schema) else int(kid != STATIC)
-        slo += kid.m if isinstance(kid, Schema) else int(kid == STATIC)
+        lo += kid.n if isinstance(kid, Schema) else int(is_leaf(kid))
+        slo += kid.m if isinstance(kid, Schema) else int(is_kept(kid))
     if (lo, slo) != (schema.n, schema.m):
         yield f"{where}: the schema counts {schema.n}, {schema.m}, not {lo}, {slo}"
     rows = zip(schema.keys, schema.kids, schema.surplus, strict=True)
@@ -280,6 +303,26 @@ def _schema_faults(node: _At) -> Iterator[str]:
     nested = [kid for kid in schema.kids if isinstance(kid, Schema)]
     if schema.extra != any([*schema.surplus, *[kid.extra for kid in nested]]):
         yield f"{where}: the schema says extra={schema.extra}"
+
+
+def _static_faults(td: Node, path: Path, value: Any, kid: int) -> Iterator[str]:
+    if td[path] is not value:
+        yield f"{show_path(path)}: reads another value than it has"
+    if kid == UNBATCHED and not isinstance(value, torch.Tensor):
+        yield f"{show_path(path)}: unbatched, and no tensor"
+
+
+def _rows_faults(
+    path: Path, codes: Any, table: Any, kid: int, size: torch.Size
+) -> Iterator[str]:
+    yield from _leaf_faults(path, codes, rank_of(kid), size)
+    if not isinstance(table, Table):
+        yield f"{show_path(path)}: rows without a table, but a {type(table).__name__}"
+    elif isinstance(codes, torch.Tensor):
+        try:
+            decode(codes, table, path)
+        except OperandError as error:
+            yield f"{show_path(path)}: {error}"
 
 
 def _leaf_faults(path: Path, leaf: Any, rank: int, size: torch.Size) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 
 from tdfunc._core.batch import settle
 from tdfunc._core.node import Node
+from tdfunc._core.rows import Table
 from tdfunc._core.statics import same_value
 from tdfunc.testing._assert import fail_if
 
@@ -105,6 +106,8 @@ def _watch(root: tuple[str, Any]) -> Iterator[_Watch]:
         elif isinstance(value, Mapping):
             yield _Watch(where, _mapping_changes(value))
             inside = [(f"[{key!r}]", part) for key, part in value.items()]
+        elif isinstance(value, Table):
+            inside = [(f" value {i}", part) for i, part in enumerate(value.values)]
         elif isinstance(value, (list, tuple)):
             yield _Watch(where, _sequence_changes(value))
             inside = [(f"[{i}]", part) for i, part in enumerate(value)]

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from functools import cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 
 from tdfunc import NonTensorData, Schema, TensorDict
 from tdfunc._core.batch import as_size
-from tdfunc._core.schema import STATIC
+from tdfunc._core.leaf import unbatched as mark_unbatched
+from tdfunc._core.schema import ROWS, STATIC, UNBATCHED
 from tdfunc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from tdfunc._core.schema import Kid
     from tdfunc.typing import DimNames, Size
+
+    # Gives, for the batch size of a node, a strategy for what is put into it.
+    Marked: TypeAlias = Callable[[torch.Size], SearchStrategy[Any]]
 
 __all__ = [
     "batch_sizes",
@@ -62,6 +66,7 @@ _DTYPES = (
 )
 
 _MOST_STATICS = 2
+_MOST_MARKED = 2
 _MOST_NODES = 3
 _MOST_SURPLUS = 2
 _MOST_CHANGES = 3
@@ -219,6 +224,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
     surplus: bool = True,
     shared: bool = True,
     statics: bool | SearchStrategy[Any] | None = True,
+    rows: bool | SearchStrategy[Any] | None = False,
+    unbatched: bool = False,
     names: bool | DimNames | None = None,
     min_leaves: int = 0,
     max_leaves: int = 5,
@@ -237,6 +244,9 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         shared: put some tensors at two places.
         statics: put values that are not tensors in; False or None for none, or a
             strategy for such values.
+        rows: put entries with one value per row in, wherever there are batch dims;
+            False or None for none, or a strategy for the values.
+        unbatched: put tensors in that the batch does not index.
         names: True to name batch dims, False to leave them without names, None for
             either, or the names.
         min_leaves: least number of tensors.
@@ -270,6 +280,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         )
     if isinstance(statics, bool):
         statics = _statics() if statics else None
+    if isinstance(rows, bool):
+        rows = _row_values() if rows else None
     shape = _Shape(
         _as_sizes(batch_size),
         keys() if key is None else key,
@@ -277,16 +289,19 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         (min_leaves, max_leaves),
         nested=nested,
         surplus=nested and surplus,
+        marked=_marked(rows, unbatched=unbatched),
     )
     return composite(_draw_tree)(shape, leaves, names, shared)
 
 
-def schemas(
+def schemas(  # noqa: PLR0913 - every flag can be fixed
     *,
     key: SearchStrategy[str] | None = None,
     nested: bool = True,
     surplus: bool = True,
     statics: bool = True,
+    rows: bool = False,
+    unbatched: bool = False,
     max_rank: int = 3,
     min_leaves: int = 0,
     max_leaves: int = 5,
@@ -298,6 +313,8 @@ def schemas(
         nested: put nodes into nodes; some of them are empty.
         surplus: give nested nodes more batch dims than their parent has.
         statics: put entries that are not tensors in.
+        rows: put entries with one value per row in.
+        unbatched: put tensors in that the batch does not index.
         max_rank: greatest feature rank.
         min_leaves: least number of leaves.
         max_leaves: most leaves.
@@ -318,6 +335,7 @@ def schemas(
         (min_leaves, max_leaves),
         nested=nested,
         surplus=nested and surplus,
+        marked=_marked_kinds(max_rank, rows=rows, unbatched=unbatched),
     )
     return composite(_draw_schema)(shape, max_rank)
 
@@ -430,7 +448,7 @@ def _scattered(tensor: torch.Tensor) -> torch.Tensor:
 class _Shape:
     """What a tree is drawn from, without its tensors."""
 
-    __slots__ = ("key", "leaves", "nested", "sizes", "statics", "surplus")
+    __slots__ = ("key", "leaves", "marked", "nested", "sizes", "statics", "surplus")
 
     def __init__(
         self,
@@ -441,10 +459,12 @@ class _Shape:
         *,
         nested: bool,
         surplus: bool,
+        marked: Marked | None,
     ) -> None:
         self.sizes = sizes
         self.key = key
         self.statics = statics
+        self.marked = marked
         self.leaves = leaves
         self.nested = nested
         self.surplus = surplus
@@ -484,6 +504,9 @@ def _draw_draft(
     if shape.statics is not None:
         static = composite(_add_static)(nodes, shape, shape.statics)
         draw(st.lists(static, max_size=_MOST_STATICS))
+    if shape.marked is not None:
+        marked = composite(_add_marked)(nodes, shape, shape.marked)
+        draw(st.lists(marked, max_size=_MOST_MARKED))
     for node in nodes:
         # Otherwise nodes would stand before leaves, and leaves before statics.
         if len(node.entries) > 1:
@@ -524,6 +547,17 @@ def _add_static(
     node = draw(st.sampled_from(nodes))
     key = _new_key(draw, node, shape.key)
     node.entries[key] = draw(statics)
+    return key
+
+
+def _add_marked(
+    draw: DrawFn, nodes: list[_Draft], shape: _Shape, marked: Marked
+) -> str:
+    """Draw rows or an unbatched tensor into one of `nodes`, and return its key."""
+    st = load_strategies()
+    node = draw(st.sampled_from(nodes))
+    key = _new_key(draw, node, shape.key)
+    node.entries[key] = draw(marked(node.size))
     return key
 
 
@@ -616,14 +650,69 @@ def _statics() -> SearchStrategy[Any]:
     return st.one_of(plain, marked)
 
 
+@cache
+def _row_values() -> SearchStrategy[Any]:
+    """Return a strategy for the values of rows: few, so that some are equal."""
+    st = load_strategies()
+    return st.one_of(
+        st.sampled_from(("a", "b", "")),
+        st.text(max_size=2),
+        st.none(),
+        st.integers(0, 2),
+        st.sampled_from((True, 1.0, -0.0, float("nan"), b"a", 2**70)),
+        st.lists(st.integers(0, 1), max_size=1),
+        st.dictionaries(keys(odd=False), st.integers(0, 1), max_size=1),
+    )
+
+
+def _marked(rows: SearchStrategy[Any] | None, *, unbatched: bool) -> Marked | None:
+    """Return what draws rows or an unbatched tensor for a node of some batch size."""
+    st = load_strategies()
+    if rows is None and not unbatched:
+        return None
+
+    def of_size(size: torch.Size) -> SearchStrategy[Any]:
+        # Without batch dims there are no rows, and something must be drawn.
+        kinds: list[Any] = []
+        if rows is not None and size:
+            count = prod(size)
+            values = st.lists(rows, min_size=count, max_size=count)
+            kinds.append(values.map(lambda drawn: _array_of(drawn, size)))
+        if unbatched:
+            kinds.append(tensors().map(mark_unbatched))
+        if not kinds:
+            kinds.append(st.just("no rows here"))
+        return st.one_of(kinds)
+
+    return of_size
+
+
+def _array_of(values: list[Any], size: torch.Size) -> np.ndarray[Any, Any]:
+    """Return values row by row as what the constructor takes for this batch size."""
+    array = np.empty(len(values), dtype=object)
+    for at, value in enumerate(values):
+        array[at] = value
+    return array.reshape(tuple(size))
+
+
+def _marked_kinds(max_rank: int, *, rows: bool, unbatched: bool) -> Marked | None:
+    st = load_strategies()
+    kinds: list[Any] = []
+    if rows:
+        kinds.append(st.integers(0, max_rank).map(lambda rank: _Kind(ROWS - rank)))
+    if unbatched:
+        kinds.append(st.just(_Kind(UNBATCHED)))
+    return (lambda _: st.one_of(kinds)) if kinds else None
+
+
 def _draw_schema(draw: DrawFn, shape: _Shape, max_rank: int) -> Schema:
     st = load_strategies()
     ranks = st.integers(0, max_rank)
-    return _schema_of(_draw_draft(draw, shape, lambda draw, _: _Rank(draw(ranks))))
+    return _schema_of(_draw_draft(draw, shape, lambda draw, _: _Kind(draw(ranks))))
 
 
-class _Rank(int):
-    """A feature rank in a draft: told apart from a static that is an int."""
+class _Kind(int):
+    """A kind of entry in a draft: told apart from a static that is an int."""
 
 
 def _schema_of(draft: _Draft) -> Schema:
@@ -636,7 +725,7 @@ def _schema_of(draft: _Draft) -> Schema:
             # A node without leaves has the batch size of its parent.
             extra = value.extra if kid.n else 0
         else:
-            kid = int(value) if isinstance(value, _Rank) else STATIC
+            kid = int(value) if isinstance(value, _Kind) else STATIC
         kids.append(kid)
         surplus.append(extra)
     return Schema(TensorDict, tuple(draft.entries), tuple(kids), tuple(surplus))

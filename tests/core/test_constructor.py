@@ -329,9 +329,19 @@ def test_non_tensor_data_keeps_any_value_as_one_static(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [["a", "b"], ["a", 1], [None], [ramp(2)], [[{}]]], ids=repr
+    "value",
+    [
+        [ramp(2), ramp(2)],
+        [[{}], [{}]],
+        [{"a": 1}, "b"],
+        [TensorDict(), TensorDict()],
+        ["a", NonTensorData("b")],
+        ["a", ["b"]],
+        [["a"], ["b", "c"]],
+    ],
+    ids=repr,
 )
-def test_a_list_of_other_things_than_numbers_is_ambiguous(value: Any) -> None:
+def test_a_list_of_what_may_mean_something_else_is_ambiguous(value: Any) -> None:
     for build in (
         lambda: TensorDict({"n": {"q": value}}, 2),
         lambda: TensorDict({"n": {}}, 2).set(("n", "q"), value),
@@ -340,9 +350,10 @@ def test_a_list_of_other_things_than_numbers_is_ambiguous(value: Any) -> None:
             build()
         assert isinstance(caught.value, TypeError)
         text = str(caught.value)
-        assert "a list of other things than numbers is ambiguous" in text
+        assert "a list of these is ambiguous" in text
         assert "at td['n', 'q']" in text
         assert "got a list of " in text
+        assert "NonTensorStack(*value)" in text
         assert "NonTensorData(value)" in text
         assert "torch.stack(value)" in text
 

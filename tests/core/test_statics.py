@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tdfunc
-from tdfunc import NonTensorData, TensorDict
+from tdfunc import NonTensorData, TensorDict, unbatched
 from tdfunc._core.statics import NO_STATICS, Statics, same_value
 from tdfunc.errors import StructureError
 from tests.cases import ramp
@@ -153,18 +153,28 @@ def test_statics_of_the_left_operand_win() -> None:
     assert a.apply(torch.add, b)["s"] == "left"
 
 
-def test_stacking_other_statics_names_each_and_with_statics_aligns_them() -> None:
+def test_joining_other_statics_makes_rows_and_with_statics_aligns_them() -> None:
     a = TensorDict({"x": ramp(2), "s": "one", "n": {"t": "t", "u": None}}, 2)
     b = a.set("s", "two")
     joins: list[Any] = [tdfunc.stack, tdfunc.cat, torch.stack, torch.cat]
     for join in joins:
-        with pytest.raises(StructureError) as caught:
-            join([a, b.set("n", a["n"])])
-        text = str(caught.value)
-        assert "tree 1 has other statics" in text
-        assert "td['s'] 'two' instead of 'one'" in text
-        assert "td.with_statics(other) aligns them" in text
+        out = join([a, b])
+        rows = [["one"] * 2, ["two"] * 2]
+        assert out["s"] == (rows if out.batch_dims == 2 else [*rows[0], *rows[1]])
+        assert (out["n", "t"], out["n", "u"]) == ("t", None)
         assert join([a, b.with_statics(a)])["s"] == "one"
+
+
+def test_joining_other_unbatched_tensors_names_each() -> None:
+    a = TensorDict({"x": ramp(2), "n": {"g": unbatched(ramp(3))}}, 2)
+    for join in (tdfunc.stack, tdfunc.cat):
+        with pytest.raises(StructureError) as caught:
+            join([a, a.set(("n", "g"), unbatched(ramp(3) + 1))])
+        text = str(caught.value)
+        assert "tree 1 has other unbatched tensors" in text
+        assert "td['n', 'g'] tensor([1., 2., 3.])" in text
+        assert "td.with_statics(other) aligns them" in text
+        assert join([a, a.clone()])["n", "g"] is a["n", "g"]
 
 
 def test_with_statics_wants_the_same_entries() -> None:

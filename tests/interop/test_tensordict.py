@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tdfunc import NonTensorData, TensorDict, interop
+from tdfunc import NonTensorData, NonTensorStack, TensorDict, interop, unbatched
 from tdfunc.errors import OperandError
+from tdfunc.testing import assert_equal
 from tests.cases import Case, cases, check, fingerprint, ramp
 
 peer: Any = pytest.importorskip("tensordict")
@@ -71,8 +73,7 @@ def texts() -> Any:
     [
         (lazy(), "td -", "LazyStackedTensorDict"),
         (peer.TensorDict({"n": {"l": lazy()}}, [2]), "td['n', 'l']", "LazyStacked"),
-        (texts(), "td['s']", "NonTensorStack"),
-        (peer.TensorDict({"n": texts()}, [2]), "td['n', 's']", "NonTensorStack"),
+        (peer.TensorDict({"s": texts().get("s")}, []), "td['s']", "NonTensorStack"),
         ({"x": ramp(2)}, "td -", "dict"),
         (ramp(2), "td -", "Tensor"),
         (TensorDict({"x": ramp(2)}), "td -", "TensorDict"),
@@ -119,3 +120,45 @@ def test_statics_of_every_kind_go_there_and_back(value: Any) -> None:
     td = TensorDict({"n": {"s": NonTensorData(value)}, "x": ramp(3)}, 3)
     back = interop.from_tensordict(interop.to_tensordict(td))
     assert back["n", "s"] is value
+
+
+def test_rows_and_unbatched_tensors_go_there_and_back() -> None:
+    table = ramp(5)
+    inner = TensorDict({"r": [["a", "b"], ["c", "a"]], "y": ramp(2, 2)}, [2, 2])
+    td = TensorDict(
+        {
+            "s": ["p", None],
+            "n": inner,
+            "l": NonTensorStack([1], {"k": 2}),
+            "g": unbatched(table),
+        },
+        2,
+    )
+    there = interop.to_tensordict(td)
+    assert there.get("s").tolist() == ["p", None]
+    assert there["n"].get("r").tolist() == [["a", "b"], ["c", "a"]]
+    assert there["n"].get("r").batch_size == (2, 2)
+    assert type(there.get("g")) is peer.UnbatchedTensor
+    back = interop.from_tensordict(there)
+    assert_equal(back, td)
+    assert back["g"].data_ptr() == table.data_ptr()
+    assert type(back["g"]) is torch.Tensor
+    assert back["l"] == [[1], {"k": 2}]
+    assert interop.from_tensordict(texts())["s"] == ["a", "b"]
+    # The rows of the peer are those of ours, also after it indexed them.
+    assert interop.from_tensordict(there[1:])["s"] == [None]
+    assert interop.from_tensordict(there[1])["s"] is None
+
+
+def test_rows_of_no_rows() -> None:
+    td = TensorDict({"s": NonTensorStack(), "x": ramp(0)}, 0)
+    assert_equal(interop.from_tensordict(interop.to_tensordict(td)), td)
+    wide = TensorDict({"s": np.empty((0, 3), dtype=object), "x": ramp(0, 3)}, [0, 3])
+    with pytest.raises(OperandError, match=r"at td\['s'\] - expected rows"):
+        interop.to_tensordict(wide)
+
+
+def test_metadata_is_one_value_for_the_node() -> None:
+    value = {"lr": 1}
+    source = peer.TensorDict({"m": peer.MetaData(value), "x": ramp(2)}, [2])
+    assert interop.from_tensordict(source)["m"] is value

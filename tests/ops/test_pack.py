@@ -167,7 +167,7 @@ def test_pack_names_every_static() -> None:
         td.pack()
     text = str(caught.value)
     assert "values that are not tensors can not be packed" in text
-    assert "statics at td['n', 't'], td['s']" in text
+    assert "such values at td['n', 't'], td['s']" in text
     assert "td.exclude(('n', 't'), ('s',)).pack()" in text
     flat, _ = td.exclude(("n", "t"), ("s",)).pack()
     assert flat.shape == (2, 1)
