@@ -9,8 +9,9 @@ bit.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from tdfunc.random._generators import (
     LARGE,
     as_signed,
     splitmix,
+    stream_of,
+    streams_of,
     threefry,
     twister,
 )
@@ -27,20 +30,15 @@ from tdfunc.random._generators import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tdfunc.random._generators import Words
+    from tdfunc.random._generators import Streams, Words
 
-__all__ = ["derive", "draw"]
+__all__ = ["block", "derive", "derive_one", "draw"]
 
 # As many words are made at a time as stay in the cache.
 _BLOCK: Final = 1 << 15
 # Up to so many keys Python's ints are faster than arrays.
-_FEW: Final = 8
+_FEW: Final = 24
 _FULL: Final = 0xFFFF_FFFF_FFFF_FFFF
-_ELEVEN: Final = np.array(11, np.uint64)
-_HALF_WORD: Final = np.array(32, np.uint64)
-# A word is 64 bits, of which float64 takes 53: multiples of this below one.
-_STEP: Final = 2.0**-53
-_SMALL_STEP: Final = 2.0**-32
 
 
 def draw(
@@ -86,17 +84,30 @@ def derive(key: torch.Tensor, data: torch.Tensor, tag: int) -> torch.Tensor:
     return torch.ops.tdfunc.random_derive(key, data, tag)
 
 
+def derive_one(key: torch.Tensor, data: int, tag: int) -> torch.Tensor:
+    """Return what `derive` does for one int, without a tensor where that is faster."""
+    if key.is_cpu and key.dim() == 1 and foreach_works((key,)):
+        k0, k1 = key.tolist()
+        return torch.tensor(block(k0, k1, data, tag))
+    words = torch.full((), data, dtype=torch.int64, device=key.device)
+    return derive(key, words, tag)
+
+
+def block(k0: int, k1: int, data: int, tag: int) -> list[int]:
+    """Return the halves of one key, all words being signed or unsigned ints."""
+    halves = threefry(k0 & _FULL, k1 & _FULL, data & _FULL, tag)
+    return [as_signed(half) for half in halves]
+
+
 def _words_of(tensor: torch.Tensor) -> Words:
     return tensor.cpu().numpy().view(np.uint64)
 
 
 def _derive(key: torch.Tensor, data: torch.Tensor, tag: int) -> torch.Tensor:
     if key.dim() == 1 and data.numel() <= _FEW:
-        k0, k1 = [word & _FULL for word in key.tolist()]
-        words = [word & _FULL for word in data.reshape(-1).tolist()]
-        blocks = [threefry(k0, k1, word, tag) for word in words]
-        signed = [as_signed(half) for block in blocks for half in block]
-        new = torch.tensor(signed, dtype=torch.int64).reshape(*data.shape, 2)
+        k0, k1 = key.tolist()
+        blocks = [block(k0, k1, word, tag) for word in data.reshape(-1).tolist()]
+        new = torch.tensor(blocks, dtype=torch.int64).reshape(*data.shape, 2)
     else:
         keys, counters = _words_of(key), _words_of(data)
         shape = np.broadcast_shapes(keys.shape[:-1], counters.shape)
@@ -104,8 +115,8 @@ def _derive(key: torch.Tensor, data: torch.Tensor, tag: int) -> torch.Tensor:
         k0 = np.broadcast_to(keys[..., 0], shape).reshape(-1)
         k1 = np.broadcast_to(keys[..., 1], shape).reshape(-1)
         x0 = np.broadcast_to(counters, shape).reshape(-1)
-        block = threefry(k0, k1, x0, np.full_like(x0, tag))
-        new = torch.from_numpy(np.stack(block, -1).view(np.int64)).reshape(*shape, 2)
+        halves = threefry(k0, k1, x0, np.full_like(x0, tag))
+        new = torch.from_numpy(np.stack(halves, -1).view(np.int64)).reshape(*shape, 2)
     return new if key.is_cpu else new.to(key.device)
 
 
@@ -116,118 +127,144 @@ def _draw(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    full = (*key.shape[:-1], *shape)
-    keys = _words_of(key).reshape(-1, 2)
     count = math.prod(shape)
-    if not count or not len(keys):
+    full = shape if key.dim() == 1 else (*key.shape[:-1], *shape)
+    if not count or not key.numel():
         return torch.empty(full, dtype=dtype, device=device)
     # Decided by the shape of one draw and never by how many keys there are: a mapped
     # draw is the loop over its keys.
     if count >= LARGE:
-        large = _LARGE[kind]
-        rows = [large(twister(row[None]), count, dtype) for row in keys]
-        out = rows[0] if len(rows) == 1 else torch.cat(rows)
+        out = _draw_large(key, kind, count, dtype).reshape(full)
     else:
-        out = _draw_small(keys, kind, count, dtype)
-    out = out.reshape(full)
+        form = _format_of(dtype)
+        out = torch.from_numpy(_draw_small(key, kind, count, form).reshape(full))
+        if form.rounds:
+            out = out.to(dtype)
     return out if device.type == "cpu" else out.to(device)
 
 
-def _draw_small(
-    keys: Words, kind: str, count: int, dtype: torch.dtype
-) -> torch.Tensor:
+def _draw_small(key: torch.Tensor, kind: str, count: int, form: Format) -> Any:
     small = _SMALL[kind]
+    if key.dim() == 1:
+        k0, k1 = key.tolist()
+        return small(stream_of(k0, k1), count, form)
+    keys = _words_of(key).reshape(-1, 2)
     at_once = max(1, _BLOCK // count)
-    if len(keys) <= at_once:
-        return torch.from_numpy(small(keys, count, dtype)).to(dtype)
     blocks = [
-        small(keys[start : start + at_once], count, dtype)
+        small(streams_of(keys[start : start + at_once]), count, form)
         for start in range(0, len(keys), at_once)
     ]
-    return torch.from_numpy(np.concatenate(blocks)).to(dtype)
+    return np.concatenate(blocks)
 
 
-# Small draws: [keys, 2] to [keys, count]. NumPy, because its calls on small arrays cost
-# a quarter of torch's. Each element is computed from its own words alone, wherever it
-# stands in the array.
+def _draw_large(
+    key: torch.Tensor, kind: str, count: int, dtype: torch.dtype
+) -> torch.Tensor:
+    large = _LARGE[kind]
+    rows = [
+        large(twister(k0, k1), count, dtype) for k0, k1 in key.reshape(-1, 2).tolist()
+    ]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _float_type(dtype: torch.dtype) -> type[np.floating[Any]]:
-    # Narrower dtypes are computed in float32 and rounded.
-    return np.float64 if dtype is torch.float64 else np.float32
+# Small draws: [count] of one stream, [keys, count] of several. NumPy, because its calls on small arrays cost
+# a quarter of torch's, least with constants that are arrays. Each element is computed
+# from its own words alone, by loops over contiguous arrays, wherever it stands in them.
 
 
-def _small_bits(keys: Words, count: int, dtype: torch.dtype) -> Any:
-    del dtype  # int64
-    return splitmix(keys, count).view(np.int64)
+class Format(NamedTuple):
+    """How numbers of a dtype are made of a word."""
+
+    floats: type[np.floating[Any]]  # what is computed with
+    rounds: bool  # whether that is wider than the dtype
+    shift: Any  # leaves as many digits as the dtype has below one
+    step: Any  # the value of the last digit
 
 
-def _small_uniform(keys: Words, count: int, dtype: torch.dtype) -> Any:
-    words = splitmix(keys, count)
-    # As many digits as the dtype has below one, so that nothing is rounded up to one.
-    digits = _digits(dtype)
-    words >>= np.uint64(64 - digits)
-    out = words.view(np.int64).astype(_float_type(dtype))
-    out *= 2.0**-digits
+@functools.cache
+def _format_of(dtype: torch.dtype) -> Format:
+    """Return the format of a dtype; that of float64 for integers, which have none."""
+    double = dtype is torch.float64 or not dtype.is_floating_point
+    floats = np.float64 if double else np.float32
+    digits = 53 if double else 1 - round(math.log2(torch.finfo(dtype).eps))
+    rounds = not double and dtype is not torch.float32
+    return Format(
+        floats, rounds, np.array(64 - digits, np.uint64), np.array(2.0**-digits, floats)
+    )
+
+
+def _small_bits(streams: Streams, count: int, form: Format) -> Any:
+    del form
+    return splitmix(streams, count).view(np.int64)
+
+
+def _small_uniform(streams: Streams, count: int, form: Format) -> Any:
+    words = splitmix(streams, count)
+    words >>= form.shift
+    # Signed numbers are converted faster, and no digit is lost: nothing becomes one.
+    out = words.view(np.int64).astype(form.floats)
+    out *= form.step
     return out
 
 
-def _digits(dtype: torch.dtype) -> int:
-    return 1 - round(math.log2(torch.finfo(dtype).eps))
-
-
-def _small_normal(keys: Words, count: int, dtype: torch.dtype) -> Any:
+def _small_normal(streams: Streams, count: int, form: Format) -> Any:
     """Return normals by Box and Muller's formula: ``sqrt(-2 log u) cos(2 pi v)``."""
-    if dtype is torch.float64:
-        words = splitmix(keys, 2 * count)
-        words >>= _ELEVEN
+    if form.floats is np.float64:
+        words = splitmix(streams, 2 * count)
+        words >>= form.shift
         both = words.view(np.int64).astype(np.float64)
-        # Contiguous, so that all functions take the same loops in every shape.
-        radius, angle = both[:, :count].copy(), both[:, count:].copy()
-        radius += 0.5
-        radius *= _STEP
-        angle *= 2 * math.pi * _STEP
+        radius = both[..., :count] + _HALF
+        radius *= form.step
+        angle = both[..., count:] * _TURN_64
     else:
         # Half a word each: the radius reaches 6.7.
-        words = splitmix(keys, count)
-        low = words.astype(np.uint32)
-        words >>= _HALF_WORD
-        radius = words.view(np.int64).astype(np.float32)
-        angle = low.astype(np.float32)
-        radius += 0.5
-        radius *= _SMALL_STEP
-        angle *= 2 * math.pi * _SMALL_STEP
+        both = splitmix(streams, count).view(np.uint32).astype(np.float32)
+        radius = both[..., ::2] + _HALF
+        radius *= _STEP_32
+        angle = both[..., 1::2] * _TURN_32
     np.log(radius, radius)
-    radius *= -2.0
+    radius *= _MINUS_TWO
     np.sqrt(radius, radius)
     radius *= np.cos(angle, angle)
     return radius
 
 
-def _small_exponential(keys: Words, count: int, dtype: torch.dtype) -> Any:
-    return _double_exponential(keys, count).astype(_float_type(dtype))
+# Powers of two are the same numbers in float64.
+_HALF: Final = np.array(0.5, np.float32)
+_MINUS_TWO: Final = np.array(-2, np.float32)
+_STEP_32: Final = np.array(2.0**-32, np.float32)
+_TURN_32: Final = np.array(2 * math.pi * 2.0**-32, np.float32)
+_TURN_64: Final = np.array(2 * math.pi * 2.0**-53)
 
 
-def _small_gumbel(keys: Words, count: int, dtype: torch.dtype) -> Any:
-    out = _double_exponential(keys, count)
+def _small_exponential(streams: Streams, count: int, form: Format) -> Any:
+    return _double_exponential(streams, count).astype(form.floats)
+
+
+def _small_gumbel(streams: Streams, count: int, form: Format) -> Any:
+    out = _double_exponential(streams, count)
     np.log(out, out)
     np.negative(out, out)
-    return out.astype(_float_type(dtype))
+    return out.astype(form.floats)
 
 
-def _double_exponential(keys: Words, count: int) -> Any:
+def _double_exponential(streams: Streams, count: int) -> Any:
     """Return ``-log(1 - u)``, u never 0 and never 1, in double precision.
 
     In float32 the numbers just below one are coarse, and so would be the tail.
     """
-    words = splitmix(keys, count)
+    words = splitmix(streams, count)
     words >>= _ELEVEN
     out = words.view(np.int64).astype(np.float64)
-    out *= -_STEP
-    out -= _STEP / 2
+    out += _HALF
+    out *= _MINUS_STEP
     np.log1p(out, out)
     np.negative(out, out)
     return out
+
+
+_ELEVEN: Final = np.array(11, np.uint64)
+_MINUS_STEP: Final = np.array(-(2.0**-53))
 
 
 # Large draws: by torch's generator, one key at a time.
@@ -257,7 +294,7 @@ def _large_exponential(
 ) -> torch.Tensor:
     # Not `exponential_`, which hands 31 bits of a seed to another generator.
     out = torch.empty(count, dtype=torch.float64).uniform_(generator=generator)
-    return out.neg_().sub_(_STEP / 2).log1p_().neg_().to(dtype)
+    return out.neg_().sub_(2.0**-54).log1p_().neg_().to(dtype)
 
 
 def _large_gumbel(
@@ -266,7 +303,7 @@ def _large_gumbel(
     return _large_exponential(generator, count, torch.float64).log_().neg_().to(dtype)
 
 
-_SMALL: Final[dict[str, Callable[[Words, int, torch.dtype], Any]]] = {
+_SMALL: Final[dict[str, Callable[[Streams, int, Format], Any]]] = {
     "bits": _small_bits,
     "uniform": _small_uniform,
     "normal": _small_normal,

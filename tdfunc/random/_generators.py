@@ -15,13 +15,23 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["LARGE", "Words", "as_signed", "splitmix", "threefry", "twister"]
+__all__ = [
+    "LARGE",
+    "Streams",
+    "Words",
+    "as_signed",
+    "splitmix",
+    "stream_of",
+    "streams_of",
+    "threefry",
+    "twister",
+]
 
 Words = NDArray[np.uint64]
 
@@ -80,18 +90,36 @@ _COUNT: Final = np.arange(1, 2 * LARGE + 1, dtype=np.uint64)
 _COUNT.setflags(write=False)
 
 
-def splitmix(keys: Words, count: int) -> Words:
-    """Return the first words of the stream of every key.
+class Streams(NamedTuple):
+    """Where SplitMix64 starts and how far it goes, for one key [] or several [keys, 1]."""
+
+    start: Words
+    step: Words
+
+
+def stream_of(k0: int, k1: int) -> Streams:
+    """Return the stream of one key."""
+    # Arrays without dims: broadcasting [1] costs four times as much.
+    return Streams(np.array(k0 & _FULL, np.uint64), np.array(k1 & _FULL | 1, np.uint64))
+
+
+def streams_of(keys: Words) -> Streams:
+    """Return the streams of keys [keys, 2]."""
+    return Streams(keys[:, :1], keys[:, 1:] | _ONE)
+
+
+def splitmix(streams: Streams, count: int) -> Words:
+    """Return the first words of every stream.
 
     Args:
-        keys: [keys, 2].
+        streams: of one key or of several.
         count: how many words, at most ``2 * LARGE``.
 
     Returns:
-        [keys, count], new memory.
+        [count] or [keys, count], new memory.
     """
-    words = (keys[:, 1:] | _ONE) * _COUNT[:count]
-    words += keys[:, :1]
+    words = streams.step * _COUNT[:count]
+    words += streams.start
     spare = words >> _30
     words ^= spare
     words *= _FIRST
@@ -110,16 +138,13 @@ _TWISTER.setflags(write=False)
 _WORDS: Final = slice(3, 627)
 
 
-def twister(key: Words) -> torch.Generator:
+def twister(k0: int, k1: int) -> torch.Generator:
     """Return torch's generator with all of its state made from a key.
 
     A seed would not do: torch keeps 32 bits of it.
-
-    Args:
-        key: [1, 2].
     """
     state = _TWISTER.copy()
-    state[_WORDS] = splitmix(key, 312).view(np.uint32)[0]
+    state[_WORDS] = splitmix(stream_of(k0, k1), 312).view(np.uint32)
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(state.view(np.uint8)))
     return generator

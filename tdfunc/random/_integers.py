@@ -16,7 +16,7 @@ __all__ = ["in_range"]
 _LOW = 0xFFFF_FFFF
 _MOST = (1 << 63) - 1
 _LEAST = -(1 << 63)
-# Spans up to this come from 63 bits, others from 128.
+# Spans up to this come from 64 bits, others from 128.
 _NARROW = 1 << 31
 
 
@@ -35,8 +35,9 @@ def in_range(
     if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
         low, high = _as_words(low, device), _as_words(high, device)
     elif high - low <= _NARROW:
-        bits = draw(key, "bits", shape, torch.int64, device)
-        return (bits & _MOST) % (high - low) + low
+        # The remainder has the sign of the divisor, also of negative numbers.
+        rest = draw(key, "bits", shape, torch.int64, device) % (high - low)
+        return rest + _wrapped(low) if low else rest
     elif high - low >= 1 << 64:
         return draw(key, "bits", shape, torch.int64, device)
     span = high - low
@@ -47,7 +48,7 @@ def in_range(
     lower = first * _wrapped(span)
     total = lower + _high_product(second, span)
     carry = (total ^ _LEAST) < (lower ^ _LEAST)
-    return upper + carry + low
+    return upper + carry + _wrapped(low)
 
 
 def _as_words(value: Any, device: torch.device) -> Any:

@@ -9,7 +9,8 @@ import torch
 
 from tdfunc._core.batch import as_size
 from tdfunc.errors import OperandError, OptionError
-from tdfunc.random._draws import derive
+from tdfunc.random._draws import block, derive, derive_one
+from tdfunc.random._generators import as_signed
 
 __all__ = ["as_key", "fold_in", "key", "lone_key", "of_paths", "split"]
 
@@ -45,8 +46,10 @@ def key(seed: int | torch.Tensor) -> torch.Tensor:
         True
     """
     data = _as_words(seed, "a seed", "random.key(0)")
-    root = torch.zeros(2, dtype=torch.int64, device=data.device)
-    return derive(root, data, _SEED)
+    if isinstance(data, torch.Tensor):
+        root = torch.zeros(2, dtype=torch.int64, device=data.device)
+        return derive(root, data, _SEED)
+    return torch.tensor(block(0, 0, data, _SEED))
 
 
 def split(key: torch.Tensor, n: int = 2) -> torch.Tensor:
@@ -102,8 +105,10 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
         True
     """
     key = as_key(key)
-    words = _as_words(data, "what is folded in", "random.fold_in(key, 0)", key.device)
-    return derive(key, words, _FOLD)
+    words = _as_words(data, "what is folded in", "random.fold_in(key, 0)")
+    if isinstance(words, torch.Tensor):
+        return derive(key, words, _FOLD)
+    return derive_one(key, words, _FOLD)
 
 
 def of_paths(key: torch.Tensor, ids: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
@@ -160,10 +165,8 @@ def lone_key(value: Any, what: str) -> torch.Tensor:
     return key
 
 
-def _as_words(
-    value: Any, what: str, fix: str, device: torch.device | None = None
-) -> torch.Tensor:
-    """Return integers as int64 words.
+def _as_words(value: Any, what: str, fix: str) -> torch.Tensor | int:
+    """Return integers as int64 words; one int as one that int64 holds.
 
     Raises:
         OperandError: they are no integers.
@@ -179,7 +182,7 @@ def _as_words(
             f"{what} is an integer", expected="an integer tensor", got=kind, fix=fix
         )
     if isinstance(value, torch.SymInt):
-        return torch.full((), value, dtype=torch.int64, device=device)
+        return torch.full((), value, dtype=torch.int64)
     try:
         number = index(value) if not isinstance(value, bool) else None
     except TypeError:
@@ -198,6 +201,4 @@ def _as_words(
             got=number,
             fix="random.fold_in(random.key(low), high) takes more",
         )
-    # Signed, with the same bits.
-    number -= (number >> 63 << 64) if number > 0 else 0
-    return torch.tensor(number, dtype=torch.int64, device=device)
+    return as_signed(number) if number > 0 else number

@@ -302,7 +302,8 @@ def randint(
                 got=f"{minval} and {maxval}",
                 fix="dtype=torch.int64",
             )
-    return in_range(key, size, minval, maxval, where).to(dtype)
+    out = in_range(key, size, minval, maxval, where)
+    return out if dtype is torch.int64 else out.to(dtype)
 
 
 def bernoulli(
@@ -389,6 +390,7 @@ def categorical(
             "there are no choices to draw from",
             expected="logits [*batch, choices], with choices at dim",
             got=f"shape {list(logits.shape)}, dim={dim}",
+            fix="random.categorical(key, torch.zeros(3)) draws from three",
         )
     kind = logits.dtype if logits.dtype is torch.float64 else torch.float32
     last = logits.movedim(dim, -1).to(kind)
@@ -405,8 +407,7 @@ def check_probabilities(p: Any, name: str, most: float) -> None:
         OptionError: one is negative, above `most`, or no number.
     """
     if isinstance(p, torch.Tensor):
-        # What works for torch._foreach_* has values: no transform, no tracing.
-        if not (p.is_cpu and p.numel() and foreach_works((p,))):
+        if not (has_values(p) and p.numel()):
             return
         least, largest = [bound.item() for bound in p.detach().aminmax()]
     else:
@@ -415,9 +416,15 @@ def check_probabilities(p: Any, name: str, most: float) -> None:
         raise OptionError(
             f"{name} is no probability",
             expected="0 to 1" if most == 1 else "numbers that are not negative",
-            got=repr(p) if not isinstance(p, torch.Tensor) else f"{least} to {largest}",
-            fix=f"torch.sigmoid({name}) makes probabilities of logits",
+            got=f"{least} to {largest}" if isinstance(p, torch.Tensor) else repr(p),
+            fix=f"{name}=torch.sigmoid(logits)",
         )
+
+
+def has_values(x: torch.Tensor) -> bool:
+    """Return whether the values of a tensor can be read, at no cost."""
+    # What works for torch._foreach_* is in no transform, and nobody traces.
+    return x.is_cpu and foreach_works((x,))
 
 
 def _drawn(
@@ -459,6 +466,7 @@ def _check_order(
             "there is nothing between the bounds",
             expected=f"{lower} < {upper}",
             got=f"{lower}={low!r}, {upper}={high!r}",
+            fix=f"{lower}=0, {upper}=1",
         )
 
 

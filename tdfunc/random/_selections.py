@@ -13,7 +13,7 @@ from tdfunc.errors import OperandError, OptionError, ShapeError
 from tdfunc.random._draws import draw
 from tdfunc.random._integers import in_range
 from tdfunc.random._keys import as_key, lone_key
-from tdfunc.random._samples import check_probabilities
+from tdfunc.random._samples import check_probabilities, has_values
 
 if TYPE_CHECKING:
     from tdfunc.typing import Size
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["choice", "permutation"]
 
 
-def permutation(
-    key: torch.Tensor, x: int | torch.Tensor | Node, dim: int = 0
-) -> Any:
+def permutation(key: torch.Tensor, x: int | torch.Tensor | Node, dim: int = 0) -> Any:
     """Return the rows of a tensor or of a tree in random order.
 
     Args:
@@ -76,8 +74,8 @@ def choice(
 
     Raises:
         OperandError: no key, or `a` or `p` is something else.
-        OptionError: no shape, a negative `a` or probability, or probabilities that are
-            all zero.
+        OptionError: no shape, a negative `a` or probability, or too few that are not
+            zero.
         ShapeError: there are no rows, too few of them without replacement, no such dim,
             or `p` has another shape than [rows].
 
@@ -97,7 +95,12 @@ def choice(
     else:
         key, at, count, device = as_key(key), 0, _count(a, "choice"), None
     if total and not count:
-        raise ShapeError("there are no rows to choose from", expected=">= 1", got=0)
+        raise ShapeError(
+            "there are no rows to choose from",
+            expected="at least one row",
+            got=0,
+            fix="shape=[0] chooses none",
+        )
     if not replace and total > count:
         raise ShapeError(
             "there are too few rows to choose from without replacement",
@@ -107,7 +110,9 @@ def choice(
         )
     device = device or key.device
     if p is not None:
-        picked = _weighted(key, _weights(p, count, device), size, replace=replace)
+        least = min(total, 1) if replace else total
+        weights = _weights(p, count, device, least=least)
+        picked = _weighted(key, weights, size, replace=replace)
     elif replace:
         picked = in_range(key, size, 0, max(count, 1), device)
     else:
@@ -124,8 +129,8 @@ def _orders(
     return bits.argsort(dim=-1, stable=True)
 
 
-def _weights(p: Any, count: int, device: torch.device) -> torch.Tensor:
-    """Return probabilities as float64, checked."""
+def _weights(p: Any, count: int, device: torch.device, *, least: int) -> torch.Tensor:
+    """Return probabilities as float64, checked; `least` of them must not be zero."""
     if not isinstance(p, torch.Tensor):
         raise OperandError(
             "p is a tensor",
@@ -140,6 +145,13 @@ def _weights(p: Any, count: int, device: torch.device) -> torch.Tensor:
             got=f"shape {list(p.shape)}",
         )
     check_probabilities(p, "p", most=float("inf"))
+    if has_values(p) and int(p.count_nonzero()) < least:
+        raise OptionError(
+            "there are too few rows whose probability is not zero",
+            expected=f"at least {least}",
+            got=int(p.count_nonzero()),
+            fix=f"p=torch.ones({count}) makes all rows as probable",
+        )
     return p.detach().to(device, torch.float64)
 
 
@@ -181,7 +193,9 @@ def _count(x: Any, what: str) -> int:
             fix=f"random.{what}(key, torch.tensor(x))",
         )
     if count < 0:
-        raise OptionError("there is no negative number of rows", got=count)
+        raise OptionError(
+            "there is no negative number of rows", expected=">= 0", got=count
+        )
     return count
 
 
@@ -191,7 +205,9 @@ def _rows(x: torch.Tensor | Node, dim: int) -> tuple[int, int]:
     if not -len(shape) <= dim < len(shape):
         raise ShapeError(
             "there is no such dim of rows",
-            expected=f"{-len(shape)} to {len(shape) - 1}" if shape else "at least a dim",
+            expected=f"{-len(shape)} to {len(shape) - 1}"
+            if shape
+            else "at least a dim",
             got=dim,
             fix=None if shape else "random.permutation(key, x.reshape(-1))",
         )
