@@ -167,9 +167,10 @@ def _draw_large(
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-# Small draws: [count] of one stream, [keys, count] of several. NumPy, because its calls on small arrays cost
-# a quarter of torch's, least with constants that are arrays. Each element is computed
-# from its own words alone, by loops over contiguous arrays, wherever it stands in them.
+# Small draws: [count] of one stream, [keys, count] of several. NumPy, because its calls
+# on small arrays cost a quarter of torch's, least with constants that are arrays. Each
+# element is computed from its own words alone, by loops over contiguous arrays, where-
+# ever it stands in them.
 
 
 class Format(NamedTuple):
@@ -334,7 +335,6 @@ _library.impl("random_draw", _draw, "CompositeExplicitAutograd")
 _library.impl("random_derive", _derive, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("tdfunc::random_draw", lib=_library)
 def _fake_draw(
     key: torch.Tensor,
     kind: str,
@@ -346,28 +346,19 @@ def _fake_draw(
     return key.new_empty((*key.shape[:-1], *shape), dtype=dtype, device=device)
 
 
-@torch.library.register_fake("tdfunc::random_derive", lib=_library)
 def _fake_derive(key: torch.Tensor, data: torch.Tensor, tag: int) -> torch.Tensor:
     del tag
     shape = torch.broadcast_shapes(key.shape[:-1], data.shape)
     return key.new_empty((*shape, 2))
 
 
-@torch.library.register_vmap("tdfunc::random_draw", lib=_library)
 def _mapped_draw(
-    info: Any,
-    in_dims: tuple[Any, ...],
-    key: torch.Tensor,
-    kind: str,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
+    info: Any, in_dims: tuple[Any, ...], key: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, int]:
     del info
-    return draw(key.movedim(in_dims[0], 0), kind, shape, dtype, device), 0
+    return draw(key.movedim(in_dims[0], 0), *options), 0
 
 
-@torch.library.register_vmap("tdfunc::random_derive", lib=_library)
 def _mapped_derive(
     info: Any,
     in_dims: tuple[Any, ...],
@@ -389,3 +380,10 @@ def _mapped_derive(
         pad = (1,) * max(0, own - other)
         data = data.reshape(data.shape[0], *pad, *data.shape[1:])
     return derive(key, data, tag), 0
+
+
+torch.library.register_fake("tdfunc::random_draw", _fake_draw, lib=_library)
+torch.library.register_fake("tdfunc::random_derive", _fake_derive, lib=_library)
+_register_vmap: Any = torch.library.register_vmap
+_register_vmap("tdfunc::random_draw", _mapped_draw, lib=_library)
+_register_vmap("tdfunc::random_derive", _mapped_derive, lib=_library)

@@ -91,7 +91,7 @@ _COUNT.setflags(write=False)
 
 
 class Streams(NamedTuple):
-    """Where SplitMix64 starts and how far it goes, for one key [] or several [keys, 1]."""
+    """Start and step of SplitMix64: [] of one key, [keys, 1] of several."""
 
     start: Words
     step: Words

@@ -182,7 +182,8 @@ def _as_words(value: Any, what: str, fix: str) -> torch.Tensor | int:
             f"{what} is an integer", expected="an integer tensor", got=kind, fix=fix
         )
     if isinstance(value, torch.SymInt):
-        return torch.full((), value, dtype=torch.int64)
+        symbol: Any = value
+        return torch.full((), symbol, dtype=torch.int64)
     try:
         number = index(value) if not isinstance(value, bool) else None
     except TypeError:

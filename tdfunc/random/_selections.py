@@ -124,7 +124,7 @@ def choice(
 def _orders(
     key: torch.Tensor, count: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    # Two equal ones of n words have a probability of n**2 / 2**65, and keep their order.
+    # Two of n words are equal with a probability of n**2 / 2**65, and keep their order.
     bits = draw(key, "bits", (count,), torch.int64, device or key.device)
     return bits.argsort(dim=-1, stable=True)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tdfunc._core.tree import around_lazy, around_rows, with_leaves
 from tdfunc.errors import OptionError
 from tdfunc.random._keys import fold_in, lone_key, of_paths
@@ -13,6 +11,8 @@ from tdfunc.random._samples import normal, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
     from tdfunc._core.node import NodeT
     from tdfunc.typing import Device
@@ -51,8 +51,8 @@ def normal_like(
         >>> from tdfunc import TensorDict, random
         >>> key = random.key(0)
         >>> td = TensorDict({"w": torch.zeros(2, 3), "b": torch.zeros(3)})
-        >>> one, two = random.normal_like(key, td), random.normal_like(key, td.drop("b"))
-        >>> torch.equal(one["w"], two["w"])
+        >>> both, one = [random.normal_like(key, t) for t in (td, td.drop("b"))]
+        >>> torch.equal(both["w"], one["w"])
         True
     """
     return _like(lone_key(key, "normal_like"), td, normal, dtype, device)
@@ -113,7 +113,7 @@ def _like(
     out: list[torch.Tensor] = []
     for i, (own, leaf) in enumerate(zip(keys, leaves, strict=True)):
         kind = dtype or leaf.dtype
-        if not (kind.is_floating_point or kind.is_complex and fn is normal):
+        if not (kind.is_floating_point or (kind.is_complex and fn is normal)):
             raise OptionError(
                 "an entry is of a dtype that can not be drawn",
                 path=td._schema.paths()[i],
