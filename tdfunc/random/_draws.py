@@ -88,7 +88,7 @@ def derive_one(key: torch.Tensor, data: int, tag: int) -> torch.Tensor:
     """Return what `derive` does for one int, without a tensor where that is faster."""
     if key.is_cpu and key.dim() == 1 and foreach_works((key,)):
         k0, k1 = key.tolist()
-        return torch.tensor(block(k0, k1, data, tag))
+        return torch.tensor(block(k0, k1, data, tag), device="cpu")
     words = torch.full((), data, dtype=torch.int64, device=key.device)
     return derive(key, words, tag)
 
@@ -107,7 +107,8 @@ def _derive(key: torch.Tensor, data: torch.Tensor, tag: int) -> torch.Tensor:
     if key.dim() == 1 and data.numel() <= _FEW:
         k0, k1 = key.tolist()
         blocks = [block(k0, k1, word, tag) for word in data.reshape(-1).tolist()]
-        new = torch.tensor(blocks, dtype=torch.int64).reshape(*data.shape, 2)
+        new = torch.tensor(blocks, dtype=torch.int64, device="cpu")
+        new = new.reshape(*data.shape, 2)
     else:
         keys, counters = _words_of(key), _words_of(data)
         shape = np.broadcast_shapes(keys.shape[:-1], counters.shape)
@@ -274,27 +275,29 @@ _MINUS_STEP: Final = np.array(-(2.0**-53))
 def _large_bits(
     generator: torch.Generator, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    out = torch.empty(count, dtype=dtype)
+    out = torch.empty(count, dtype=dtype, device="cpu")
     return out.random_(-(1 << 63), None, generator=generator)
 
 
 def _large_uniform(
     generator: torch.Generator, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return torch.empty(count, dtype=dtype).uniform_(generator=generator)
+    return torch.empty(count, dtype=dtype, device="cpu").uniform_(generator=generator)
 
 
 def _large_normal(
     generator: torch.Generator, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return torch.empty(count, dtype=dtype).normal_(generator=generator)
+    return torch.empty(count, dtype=dtype, device="cpu").normal_(generator=generator)
 
 
 def _large_exponential(
     generator: torch.Generator, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
     # Not `exponential_`, which hands 31 bits of a seed to another generator.
-    out = torch.empty(count, dtype=torch.float64).uniform_(generator=generator)
+    out = torch.empty(count, dtype=torch.float64, device="cpu").uniform_(
+        generator=generator
+    )
     return out.neg_().sub_(2.0**-54).log1p_().neg_().to(dtype)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_size
 from tdfunc.errors import OperandError, OptionError
 from tdfunc.random._draws import block, derive, derive_one
@@ -49,6 +50,9 @@ def key(seed: int | torch.Tensor) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         root = torch.zeros(2, dtype=torch.int64, device=data.device)
         return derive(root, data, _SEED)
+    if is_tracing():
+        # Of a number that may be any other in the next call.
+        return derive_one(torch.zeros(2, dtype=torch.int64), data, _SEED)
     return torch.tensor(block(0, 0, data, _SEED))
 
 
@@ -172,6 +176,9 @@ def _as_words(value: Any, what: str, fix: str) -> torch.Tensor | int:
         OperandError: they are no integers.
         OptionError: they have more than 64 bits.
     """
+    # First and with nothing else: it is what keeps a number symbolic in compiled code.
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
     if isinstance(value, torch.Tensor):
         kind = value.dtype
         if kind is torch.int64:

@@ -226,7 +226,7 @@ def truncated_normal(
     if isinstance(lower, _Number) and isinstance(upper, _Number):
         _check_order(lower, upper, "lower", "upper")
     if shape is None:
-        shape = torch.broadcast_shapes(_shape_of(lower), _shape_of(upper))
+        shape = _common_shape(lower, upper)
     # Checked here: the draw is made in another dtype.
     kind = _floating(dtype)
     u, size = _drawn(key, "uniform", shape, torch.float64, device)
@@ -495,6 +495,27 @@ def _check_integer(bound: Any, name: str) -> None:
 
 def _shape_of(value: Any) -> torch.Size:
     return value.shape if isinstance(value, torch.Tensor) else torch.Size()
+
+
+def _common_shape(lower: Any, upper: Any) -> torch.Size:
+    """Return the shape to which two bounds broadcast.
+
+    Raises:
+        ShapeError: there is none.
+    """
+    shapes = _shape_of(lower), _shape_of(upper)
+    if not shapes[0] or not shapes[1]:
+        return shapes[0] or shapes[1]
+    try:
+        # Not `torch.broadcast_shapes`, which imports sympy.
+        return torch.broadcast_tensors(lower, upper)[0].shape
+    except RuntimeError:
+        raise ShapeError(
+            "the bounds do not broadcast with each other",
+            expected=f"a shape that broadcasts with {list(shapes[0])}",
+            got=f"shape {list(shapes[1])}",
+            fix="lower[:, None], upper[None] draw for every pair",
+        ) from None
 
 
 def _bound(value: Any, name: str, size: torch.Size, like: torch.Tensor) -> torch.Tensor:

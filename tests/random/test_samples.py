@@ -499,6 +499,11 @@ BAD_CALLS = {
         ShapeError,
         "lower does not broadcast",
     ),
+    "truncated bounds": (
+        lambda: random.truncated_normal(KEY, torch.zeros(2), torch.ones(3)),
+        ShapeError,
+        "the bounds do not broadcast .* [2] - got shape [3] - to fix",
+    ),
     "randint order": (
         lambda: random.randint(KEY, 2, 3, 3),
         OptionError,

@@ -250,3 +250,14 @@ def test_entries_of_a_tree_are_unrelated() -> None:
 
     relations = torch.corrcoef(entries) - torch.eye(6)
     assert (relations.abs() * math.sqrt(LARGE // 10)).max() < 5
+
+
+def test_the_statistics_see_faults() -> None:
+    u = random.uniform(KEY, LARGE, F64)
+    counts = torch.full((6,), LARGE / 6)
+    biased = counts * torch.tensor([1.02, 1, 1, 1, 1, 0.98])
+
+    assert kolmogorov_smirnov(u, lambda x: x) < KOLMOGOROV
+    assert kolmogorov_smirnov(u**1.02, lambda x: x) > KOLMOGOROV
+    assert chi_square(biased, counts) > 6
+    assert abs(relation(u, u + 60 * random.uniform(random.key(1), LARGE, F64))) > 5
