@@ -286,7 +286,7 @@ def test_devices(name: str) -> None:
             assert "meta" == calls[name](KEY, size, device="meta").device.type
             assert "cpu" == calls[name](KEY, size, device="cpu").device.type
     on_meta = torch.empty(2, dtype=torch.int64, device="meta")
-    call = SHAPED.get(name) or (lambda k, n: random.permutation(k, n))
+    call = SHAPED.get(name) or random.permutation
     assert "meta" == call(on_meta, 3).device.type
 
 
@@ -443,15 +443,15 @@ def test_choices() -> None:
 BAD_CALLS = {
     "shape": (lambda: random.normal(KEY, [2, -1]), OptionError, "negative dim"),
     "shape kind": (
-        lambda: random.uniform(KEY, "ab"),
+        lambda: random.uniform(KEY, "ab"),  # pyright: ignore[reportArgumentType]
         OptionError,
         "shape is not a size",
-    ),  # pyright: ignore[reportArgumentType]
+    ),
     "shape float": (
-        lambda: random.gumbel(KEY, 1.5),
+        lambda: random.gumbel(KEY, 1.5),  # pyright: ignore[reportArgumentType]
         OptionError,
         "shape is not a size",
-    ),  # pyright: ignore[reportArgumentType]
+    ),
     "dtype": (
         lambda: random.normal(KEY, 2, torch.int64),
         OptionError,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def test_every_leaf_has_its_own_stream(case: Case, name: str) -> None:
     # other entry.
     expected = {}
     for path, leaf in case.leaves.items():
-        alone = leaf.detach()
+        alone: Any = leaf.detach()
         for key in reversed(path):
             alone = {key: alone}
         single = getattr(random, name)(KEY, TensorDict(alone, ()))
@@ -154,7 +156,7 @@ def test_members_of_lazy_stacks_have_their_own_streams() -> None:
 
 
 def test_deep_trees() -> None:
-    tree = torch.zeros(2)
+    tree: Any = torch.zeros(2)
     for i in range(1500):
         tree = {f"k{i}": tree}
     td = TensorDict(tree)
