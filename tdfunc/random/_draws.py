@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tdfunc.random._generators import Streams, Words
 
-__all__ = ["block", "derive", "derive_one", "draw"]
+__all__ = ["block", "derive", "derive_one", "derive_range", "draw"]
 
 # As many words are made at a time as stay in the cache.
 _BLOCK: Final = 1 << 15
@@ -91,6 +91,17 @@ def derive_one(key: torch.Tensor, data: int, tag: int) -> torch.Tensor:
         return torch.tensor(block(k0, k1, data, tag), device="cpu")
     words = torch.full((), data, dtype=torch.int64, device=key.device)
     return derive(key, words, tag)
+
+
+def derive_range(key: torch.Tensor, count: int, tag: int) -> torch.Tensor:
+    """Return what `derive` does for 0 to ``count - 1``, as a dim behind the keys."""
+    few = key.dim() == 1 and key.is_cpu and foreach_works((key,)) and 0 < count <= _FEW
+    if few:
+        k0, k1 = key.tolist()
+        blocks = [block(k0, k1, data, tag) for data in range(count)]
+        return torch.tensor(blocks, device="cpu")
+    data = torch.arange(count, dtype=torch.int64, device=key.device)
+    return derive(key if key.dim() == 1 else key.unsqueeze(-2), data, tag)
 
 
 def block(k0: int, k1: int, data: int, tag: int) -> list[int]:

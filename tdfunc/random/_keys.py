@@ -10,7 +10,7 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_size
 from tdfunc.errors import OperandError, OptionError
-from tdfunc.random._draws import block, derive, derive_one
+from tdfunc.random._draws import block, derive, derive_one, derive_range
 from tdfunc.random._generators import as_signed
 
 __all__ = ["as_key", "fold_in", "key", "lone_key", "of_paths", "split"]
@@ -81,8 +81,7 @@ def split(key: torch.Tensor, n: int = 2) -> torch.Tensor:
     """
     key = as_key(key)
     (count,) = as_size((n,), "n")
-    data = torch.arange(count, dtype=torch.int64, device=key.device)
-    return derive(key if key.dim() == 1 else key.unsqueeze(-2), data, _SPLIT)
+    return derive_range(key, count, _SPLIT)
 
 
 def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ What they have in common:
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,10 +81,32 @@ def uniform(
         if minval == 0 and maxval == 1:
             return out
         _check_order(minval, maxval)
+        if foreach_works((out,)):
+            start, width, most = _interval_of_numbers(minval, maxval, out.dtype)
+            return torch.minimum(out * width + start, most)
     low = _bound(minval, "minval", size, out)
     high = _bound(maxval, "maxval", size, out)
-    # Rounding may reach `maxval`.
-    return torch.minimum(out * (high - low) + low, torch.nextafter(high, low))
+    start, width, most = _interval(low, high)
+    return torch.minimum(out * width + start, most)
+
+
+def _interval(
+    low: torch.Tensor, high: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return start, width and largest number of a half-open interval.
+
+    Rounding may reach its end, which is not in it.
+    """
+    return low, high - low, torch.nextafter(high, low)
+
+
+@functools.lru_cache(64)
+def _interval_of_numbers(
+    low: float, high: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Tensors without dims, which torch computes with faster than with numbers.
+    bounds = torch.tensor([low, high], dtype=dtype, device="cpu")
+    return _interval(bounds[0], bounds[1])
 
 
 def normal(
@@ -230,17 +253,45 @@ def truncated_normal(
     # Checked here: the draw is made in another dtype.
     kind = _floating(dtype)
     u, size = _drawn(key, "uniform", shape, torch.float64, device)
-    low = _bound(lower, "lower", size, u)
-    high = _bound(upper, "upper", size, u)
-    # Above zero the distribution function is near one, where numbers are coarse.
-    flip = low > 0
-    near = torch.where(flip, -high, low)
-    far = torch.where(flip, -low, high)
-    start, end = _below(near), _below(far)
-    # In the middle of a step: never 0, where the inverse is infinite.
-    out = torch.special.ndtri(start + (u + 2.0**-54) * (end - start))
-    out = torch.where(flip, -out, out)
+    if (
+        isinstance(lower, _Number)
+        and isinstance(upper, _Number)
+        and foreach_works((u,))
+    ):
+        low, high, flip, start, width = _tail_of_numbers(lower, upper)
+        out = torch.special.ndtri(u * width + start)
+        out = -out if flip else out
+    else:
+        low = _bound(lower, "lower", size, u)
+        high = _bound(upper, "upper", size, u)
+        flip, start, width = _tail(low, high)
+        out = torch.special.ndtri(u * width + start)
+        out = torch.where(flip, -out, out)
     return torch.maximum(torch.minimum(out, high), low).to(kind)
+
+
+def _tail(
+    low: torch.Tensor, high: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return whether the upper tail is meant, and start and width of probabilities.
+
+    Above zero the distribution function is near one, where numbers are coarse: there
+    the same is done below zero.
+    """
+    flip = low > 0
+    start = _below(torch.where(flip, -high, low))
+    width = _below(torch.where(flip, -low, high)) - start
+    # The middle of a step of float64: never 0, where the inverse is infinite.
+    return flip, start + 2.0**-54 * width, width
+
+
+@functools.lru_cache(64)
+def _tail_of_numbers(
+    lower: float, upper: float
+) -> tuple[torch.Tensor, torch.Tensor, bool, torch.Tensor, torch.Tensor]:
+    low, high = torch.tensor([lower, upper], dtype=torch.float64, device="cpu")
+    flip, start, width = _tail(low, high)
+    return low, high, bool(flip), start, width
 
 
 def _below(x: torch.Tensor) -> torch.Tensor:
