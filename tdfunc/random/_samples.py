@@ -5,15 +5,15 @@ What they have in common:
 - ``key`` is an int64 tensor [*keys, 2]; the result is [*keys, *shape], and row by row
   what each key alone gives. Inside `vmap` the mapped keys do not show in the shape.
 - ``shape`` is an int or a sequence of ints, () by default: one number.
-- ``dtype`` is torch's default one by default; ``device`` is the key's. The numbers do
-  not depend on the device.
+- ``dtype`` is torch's default one by default, and floating ones have 16 to 64 bits;
+  ``device`` is the key's. The numbers do not depend on the device.
 - A result never requires a gradient by itself; parameters that are tensors get theirs.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -39,6 +39,12 @@ __all__ = [
 ]
 
 _Number = int | float
+
+FLOATING: Final = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+)
+# With the dtypes of their parts.
+COMPLEX: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def uniform(
@@ -121,8 +127,8 @@ def normal(
     Args:
         key: [*keys, 2].
         shape: of what one key draws.
-        dtype: a floating or complex one, torch's default one by default; complex
-            numbers have independent parts of variance 1/2.
+        dtype: a floating one, complex64 or complex128, torch's default one by default;
+            complex numbers have independent parts of variance 1/2.
         device: where the result lies, by default where the key does.
 
     Returns:
@@ -138,10 +144,10 @@ def normal(
         >>> random.normal(keys, [2]).shape
         torch.Size([4, 2])
     """
-    if dtype is None or not dtype.is_complex:
+    if dtype not in COMPLEX:
         return _drawn(key, "normal", shape, dtype, device)[0]
     parts = (*as_size(shape, "shape"), 2)
-    out, _ = _drawn(key, "normal", parts, dtype.to_real(), device)
+    out, _ = _drawn(key, "normal", parts, COMPLEX[dtype], device)
     return torch.view_as_complex(out * 0.5**0.5)
 
 
@@ -507,11 +513,11 @@ def _floating(dtype: Any) -> torch.dtype:
     """
     if dtype is None:
         return torch.get_default_dtype()
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+    if dtype in FLOATING:
         return dtype
     raise OptionError(
         "this dtype can not be drawn",
-        expected="a floating dtype",
+        expected="a floating dtype of 16 to 64 bits",
         got=repr(dtype),
         fix="dtype=torch.float32; random.randint draws integers",
     )

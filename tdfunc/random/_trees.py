@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tdfunc._core.tree import around_lazy, around_rows, with_leaves
 from tdfunc.errors import OptionError
 from tdfunc.random._keys import fold_in, lone_key, of_paths
-from tdfunc.random._samples import normal, uniform
+from tdfunc.random._samples import COMPLEX, FLOATING, normal, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,11 +113,11 @@ def _like(
     out: list[torch.Tensor] = []
     for i, (own, leaf) in enumerate(zip(keys, leaves, strict=True)):
         kind = dtype or leaf.dtype
-        if not (kind.is_floating_point or (kind.is_complex and fn is normal)):
+        if not (kind in FLOATING or (fn is normal and kind in COMPLEX)):
             raise OptionError(
                 "an entry is of a dtype that can not be drawn",
                 path=td._schema.paths()[i],
-                expected="a floating dtype",
+                expected="a floating dtype of 16 to 64 bits",
                 got=kind,
                 fix="dtype=torch.float32 for all, or td.select(...) leaves it out",
             )

@@ -455,13 +455,23 @@ BAD_CALLS = {
     "dtype": (
         lambda: random.normal(KEY, 2, torch.int64),
         OptionError,
-        "a floating dtype - got torch.int64 - to fix: dtype=torch.float32",
+        "a floating dtype of 16 to 64 bits - got torch.int64 - to fix: dtype=torch.",
     ),
     "dtype kind": (lambda: random.uniform(KEY, 2, "f4"), OptionError, "got 'f4'"),  # pyright: ignore[reportArgumentType]
     "complex uniform": (
         lambda: random.uniform(KEY, 2, torch.complex64),
         OptionError,
         "a floating dtype",
+    ),
+    "8 bits": (
+        lambda: random.normal(KEY, 2, torch.float8_e4m3fn),
+        OptionError,
+        "16 to 64 bits - got torch.float8_e4m3fn",
+    ),
+    "complex halves": (
+        lambda: random.normal(KEY, 2, torch.complex32),
+        OptionError,
+        "16 to 64 bits - got torch.complex32",
     ),
     "device": (lambda: random.normal(KEY, 2, device="nowhere"), OptionError, "device"),
     "uniform order": (
