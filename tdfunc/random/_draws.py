@@ -180,9 +180,9 @@ def _draw_large(
 
 
 # Small draws: [count] of one stream, [keys, count] of several. NumPy, because its calls
-# on small arrays cost a quarter of torch's, least with constants that are arrays. Each
-# element is computed from its own words alone, by loops over contiguous arrays, where-
-# ever it stands in them.
+# on small arrays cost a quarter of torch's, least with constants that are arrays. An
+# element is computed from its own words alone, by loops over contiguous arrays, so that
+# it is the same wherever it stands in them.
 
 
 class Format(NamedTuple):
