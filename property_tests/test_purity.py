@@ -21,7 +21,7 @@ from torch.utils import _pytree as torch_pytree
 
 import tdfunc
 from property_tests import model as m
-from tdfunc import TensorDict
+from tdfunc import TensorDict, random
 from tdfunc._ops import (
     arrays,
     autograd,
@@ -71,6 +71,10 @@ def dim_of(draw: Draw, td: TensorDict, extra: int = 0) -> int:
     dims = td.batch_dims + extra
     assume(dims)
     return draw(st.integers(-dims, dims - 1))
+
+
+def key_for(draw: Draw) -> torch.Tensor:
+    return random.key(draw(st.integers(0, 3)))
 
 
 def path_in(draw: Draw, td: TensorDict) -> Any:
@@ -499,6 +503,15 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 
 # What reads a tree, or sends it somewhere, and is listed nowhere.
 OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
+    "random.normal_like": lambda draw, td: (random.normal_like, key_for(draw), td),
+    "random.uniform_like": lambda draw, td: (random.uniform_like, key_for(draw), td),
+    "random.permutation": lambda draw, td: (
+        random.permutation,
+        key_for(draw),
+        td,
+        dim_of(draw, td),
+    ),
+    "random.choice": lambda draw, td: (random.choice, key_for(draw), td, [2]),
     "read": lambda draw, td: (operator.getitem, td, path_in(draw, td)),
     "get": lambda draw, td: (TensorDict.get, td, draw(keys())),
     "contains": lambda draw, td: (operator.contains, td, draw(keys())),

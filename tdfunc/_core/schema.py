@@ -20,6 +20,7 @@ deep.
 from __future__ import annotations
 
 from bisect import bisect_left
+from hashlib import blake2b
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -363,6 +364,17 @@ class Schema:
         if known is None:
             names = tuple([".".join(path) for path in self.paths()])
             known = self._remember("dotted", names)
+        return known
+
+    def path_ids(self) -> tuple[int, ...]:
+        """Return an int64 for every leaf that follows from its path alone.
+
+        Two of n paths have the same one with a probability of n**2 / 2**65.
+        """
+        known = self._memo.get("path_ids")
+        if known is None:
+            known = tuple([_path_id(path) for path in self.paths()])
+            self._remember("path_ids", known)
         return known
 
     def static_paths(self) -> tuple[Path, ...]:
@@ -1255,6 +1267,16 @@ def schema_from_entries(
     return close()
 
 
+def _path_id(path: Path) -> int:
+    """Return 64 bits of a hash of a path, the same in every process."""
+    digest = blake2b(digest_size=8)
+    for key in path:
+        # With its length in front: ("a", "b") is not ("ab",).
+        text = key.encode("utf-8", "surrogatepass")
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
 def is_leaf(kid: Kid) -> TypeGuard[int]:
     """Return whether an entry of this kind is a leaf: a tensor, or codes."""
     return not isinstance(kid, Schema) and (kid >= 0 or kid <= ROWS)
@@ -1420,6 +1442,7 @@ register_trace_constant(
         "outside",
         "of_class",
         "parted",
+        "path_ids",
         "paths",
         "ranks",
         "rebased",

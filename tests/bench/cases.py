@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as torch_pytree
 
 import tdfunc
-from tdfunc import TensorDict
+from tdfunc import TensorDict, random
 from tests.bench.algebra import ROWS
 from tests.bench.row import Case, Sides, on
 
@@ -497,6 +497,31 @@ def compiled(backend: str) -> Callable[[Data], Sides]:
     return build
 
 
+# Draws differ, so what is compared is what they have in common: their shape.
+
+
+def drawn(
+    ours: Callable[[torch.Tensor], torch.Tensor], *shape: int, keys: int | None = None
+) -> Callable[[Data], Sides]:
+    def build(_: Data) -> Sides:
+        key = random.key(0)
+        full = shape if keys is None else (keys, *shape)
+        many = key if keys is None else random.split(key, keys)
+        return Sides(lambda: torch.randn(full).shape, lambda: ours(many).shape, None)
+
+    return build
+
+
+def drawn_tree(d: Data) -> Sides:
+    flat, td = d.flat, d.td
+    key = random.key(0)
+    return Sides(
+        lambda: [torch.randn_like(leaf).shape for leaf in flat],
+        lambda: [x.shape for x in random.normal_like(key, td).values(True, True)],
+        None,
+    )
+
+
 def compiler_installed() -> bool:
     """Return whether Inductor finds a C++ compiler."""
     return any([shutil.which(name) for name in ("g++", "clang++", "c++")])
@@ -505,6 +530,7 @@ def compiler_installed() -> bool:
 EVERY = ("flat4", "flat32", "nest100")
 FLAT = ("flat4", "flat32")
 WIDE = ("flat32",)
+ONE = ("plain tensors",)
 NESTED = ("nest100",)
 THREE_DIMS = ("nest100 of 3 batch dims",)
 MASK = torch.tensor([True, False, True])
@@ -559,4 +585,18 @@ CASES: tuple[Case, ...] = (
         else ()
     ),
     *on(("flat4", "nest100"), "pickle and back", pickled),
+    *on(ONE, "random.normal of 10", drawn(lambda k: random.normal(k, 10), 10), 10),
+    *on(
+        ONE,
+        "random.normal of 1e6",
+        drawn(lambda k: random.normal(k, 10**6), 10**6),
+        1.2,
+    ),
+    *on(
+        ONE,
+        "random.normal, vmap of 1e4 keys of 10",
+        drawn(torch.vmap(lambda k: random.normal(k, 10)), 10, keys=10**4),
+        10,
+    ),
+    *on(FLAT, "random.normal_like", drawn_tree),
 )

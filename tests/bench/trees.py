@@ -51,6 +51,7 @@ def uniform(paths: list[tuple[str, ...]], *shape: int) -> Layout:
 LAYOUTS = {
     "flat4": uniform(flat_paths(4), 3, 4),
     "flat32": uniform(flat_paths(32), 3, 4),
+    "plain tensors": uniform(flat_paths(1), 3, 4),
     "nest100": uniform(nested_paths(5, 2, 2, 5), 3, 4),
     "nest100 of 3 batch dims": uniform(nested_paths(5, 2, 2, 5), 3, 1, 2, 4),
     "3 layers": Layout(
