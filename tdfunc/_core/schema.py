@@ -145,6 +145,7 @@ class Schema:
         slots: place of every leaf of this very node by key.
         index: for every key `(kid, first leaf, first static, surplus)`.
         extra: whether a nested node has surplus batch dims.
+        records: whether a node is of a class that declares its fields.
     """
 
     __slots__ = (
@@ -163,6 +164,7 @@ class Schema:
         "m",
         "n",
         "order",
+        "records",
         "slots",
         "surplus",
     )
@@ -177,6 +179,7 @@ class Schema:
     slots: dict[str, int]
     index: dict[str, tuple[Kid, int, int, int]]
     extra: bool
+    records: bool
     _hash: int
     _ranks: tuple[int, ...] | None
     _paths: tuple[Path, ...] | None
@@ -463,6 +466,58 @@ class Schema:
         """Return the entries as people read them: a key, or a path of several."""
         steps = self.listed(nested, leaves_only, sort)
         return tuple([short(step.path) for step in steps])
+
+    def home_name(self) -> str:
+        """Return the name under which compiled code finds the class of the node."""
+        return self.cls._home
+
+    def owner(self, path: Path) -> Schema:
+        """Return the schema of the node at `path`, which is there."""
+        found = self.find(path) if path else None
+        return self if found is None else cast("Schema", found.kid)
+
+    def field_names(self, path: Path) -> tuple[str, ...]:
+        """Return the declared fields of the record at `path`."""
+        return self.owner(path).cls._record.names
+
+    def absent(self) -> tuple[Path, ...]:
+        """Return the paths of declared fields, in all records, without an entry."""
+        known = self._memo.get("absent")
+        if known is None:
+            known = self._remember("absent", self._amiss()[0])
+        return known
+
+    def amiss(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """Return the paths of fields that are gone, and of entries that are no field.
+
+        Fields that may be None are not gone. Asks every node of a class that declares
+        its fields.
+        """
+        known = self._memo.get("amiss")
+        if known is None:
+            absent, extra = self._amiss()
+            lost = tuple(
+                [
+                    path
+                    for path in absent
+                    if path[-1] in self.owner(path[:-1]).cls._record.ready().required
+                ]
+            )
+            known = self._remember("amiss", (lost, extra))
+        return known
+
+    def _amiss(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        absent: list[Path] = []
+        extra: list[Path] = []
+        nodes: list[tuple[Path, Schema]] = [((), self)]
+        nodes += [(s.path, s.kid) for s in self.walk() if isinstance(s.kid, Schema)]
+        for path, node in nodes:
+            record = node.cls._record
+            if record is not None:
+                absent += [(*path, n) for n in record.names if n not in node.index]
+                known = frozenset(record.names)
+                extra += [(*path, key) for key in node.keys if key not in known]
+        return tuple(absent), tuple(extra)
 
     # Comparing
 
@@ -1153,11 +1208,13 @@ def _make(
     index: dict[str, tuple[Kid, int, int, int]] = {}
     slots: dict[str, int] = {}
     extra = False
+    records = getattr(node_cls, "_record", None) is not None
     for key in order:
         kid, more = entries[key]
         index[key] = (kid, n, m, more)
         if isinstance(kid, Schema):
             n, m = n + kid.n, m + kid.m
+            records = records or kid.records
             extra = extra or kid.extra or more > 0
         elif kid == STATIC:
             m += 1
@@ -1174,6 +1231,7 @@ def _make(
     _put(schema, "slots", slots)
     _put(schema, "index", index)
     _put(schema, "extra", extra)
+    _put(schema, "records", records)
     _put(schema, "_hash", own_hash)
     _put(schema, "_ranks", None)
     _put(schema, "_paths", None)
@@ -1191,16 +1249,20 @@ register_trace_constant(
     (
         "__eq__",
         "__hash__",
+        "absent",
         "aligned",
+        "amiss",
         "blocked",
         "canon",
         "child",
         "dotted",
         "entries",
+        "field_names",
         "find",
         "flattened",
         "grafted",
         "home",
+        "home_name",
         "inferred",
         "joined",
         "leaf_kids",
@@ -1214,6 +1276,7 @@ register_trace_constant(
         "node_keys",
         "outside",
         "of_class",
+        "owner",
         "parted",
         "paths",
         "ranks",

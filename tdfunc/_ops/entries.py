@@ -19,11 +19,13 @@ from tdfunc._core.node import (
     Node,
     NodeT,
     carried_size,
+    class_of,
     entry_at,
     make,
     missing,
     size_at,
 )
+from tdfunc._core.record import check_fields
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
@@ -103,14 +105,36 @@ def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
     blocked = td._schema.blocked(path)
     if blocked is not None:
         raise missing(td, path)
-    room = size_at(td, td._schema.home(path))
+    home = td._schema.home(path)
+    room = size_at(td, home)
+    if td._schema.records:
+        record = class_of(td._schema.owner(home))._record
+        if record is not None:
+            return _set_field(td, home, path, value, record)
     part = as_part(value, path, room, td._plain)
     return graft(td, path, part)
+
+
+def _set_field(td: NodeT, home: Path, path: Path, value: Any, record: Any) -> NodeT:
+    """Set a field of the record at `home`, of which `path` may name an entry."""
+    end = len(home) + 1
+    for key in reversed(path[end:]):
+        value = {key: value}
+    field = path[:end]
+    part = record.part(value, field, size_at(td, home))
+    if part is not None:
+        return graft(td, field, part)
+    if td._schema.find(field) is None:
+        return td
+    size = td.batch_size
+    return rearranged(td, size, td._schema.narrowed((field,), keep=False))
 
 
 def graft(td: NodeT, path: Path, part: Part) -> NodeT:
     """Return the tree with a part, already checked, at `path`."""
     where = td._schema.grafted(path, part.kid, part.surplus, td._plain)
+    if where.schema.records:
+        check_fields(td._schema, where.schema)
     leaves = td._leaves[: where.lo] + part.leaves + td._leaves[where.hi :]
     statics = td._statics.spliced(where.slo, where.shi, part.statics)
     return make(where.schema, leaves, statics, td.batch_size, td._names)
@@ -268,7 +292,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
         node = frame.node
         for key in frame.rest:
             here = (*frame.path, check_key(key, frame.path))
-            if frame.gives_static(key):
+            if frame.record is None and frame.gives_static(key):
                 # As it is: the value may be a number or a dict that is not to be read.
                 frame.parts[key] = _part_of(frame.other, key)
                 continue
@@ -281,7 +305,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 below.widen(frame.size)
                 stack.append(below)
                 break
-            frame.parts[key] = as_part(value, here, frame.size, td._plain)
+            frame.put(key, value, here)
         else:
             stack.pop()
             inside.discard(id(frame.other))
@@ -291,6 +315,8 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
             whole = draft.close(type(node))
             if not stack:
                 size, names = td.batch_size, td._names
+                if td._schema.records:
+                    check_fields(td._schema, whole.kid)  # pyright: ignore[reportArgumentType]
                 return make(whole.kid, whole.leaves, whole.statics, size, names)  # pyright: ignore[reportArgumentType]
             key = frame.path[-1]
             surplus = len(frame.size) - len(stack[-1].size)
@@ -322,10 +348,11 @@ def _holds_node(node: Node, key: str) -> bool:
 class _Merge:
     """One node being merged with one mapping or tree."""
 
-    __slots__ = ("node", "other", "parts", "path", "rest", "size")
+    __slots__ = ("node", "other", "parts", "path", "record", "rest", "size")
 
     def __init__(self, path: Path, node: Node, other: Any) -> None:
         self.size = node.batch_size
+        self.record = type(node)._record
         self.path = path
         self.node = node
         self.other = other
@@ -338,6 +365,17 @@ class _Merge:
             size = self.other.batch_size
             if not self.node._schema.n and size[: len(above)] == above:
                 self.size = size
+
+    def put(self, key: str, value: Any, path: Path) -> None:
+        """Set an entry, by the rules of its field if the node is a record."""
+        if self.record is None:
+            self.parts[key] = as_part(value, path, self.size, Node._plain)
+            return
+        part = self.record.part(value, path, self.size)
+        if part is not None:
+            self.parts[key] = part
+        else:
+            self.parts.pop(key, None)
 
     def gives_static(self, key: str) -> bool:
         """Return whether the new entry is a static of a tree."""
@@ -389,6 +427,8 @@ def _check_known(td: Node, source: Entries | Node) -> None:
         for key in level.keys():  # noqa: SIM118 - iterating over a tree gives rows
             path = (*prefix, check_key(key, prefix))
             found = td._schema.find(path)
+            if found is None and path in td._schema.absent():
+                continue  # a field that is None can get a value
             if found is None:
                 raise missing(td, path, "td.update(...) adds entries")
             if isinstance(found.kid, Schema) and _is_nested(level, key):
@@ -492,6 +532,8 @@ def rearranged(td: NodeT, size: torch.Size, plan: Narrowed | Moved) -> NodeT:
     `size` is the batch size, read before the schema that made the plan.
     """
     schema, slots, sslots = plan[:3]
+    if schema.records:
+        check_fields(td._schema, schema)
     leaves = tuple([td._leaves[slot] for slot in slots])
     statics = td._statics
     if sslots != tuple(range(statics.count)):
