@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, dataclass_transf
 
 import torch
 
-from tdfunc._core.annotations import evaluated, names_around, type_arguments
+from tdfunc._core._torch import is_tracing
+from tdfunc._core.annotations import Kind, evaluated, names_around, type_arguments
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.node import HOMES, Node, make
 from tdfunc._core.record import Options, Record, field_of, fill, run_hook
+from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._ops import restructure
 from tdfunc._pytree import register
 from tdfunc._tensordict import Tree
@@ -233,10 +235,15 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     """
     record = cls._record
     taken = [f for f in declared.values() if _role(f) != "_FIELD_CLASSVAR"]
-    known: dict[str, Any] = {"_record": record, "_fill": fill, "_hook": run_hook}
+    known: dict[str, Any] = {
+        "_record": record,
+        "_fill": fill,
+        "_hook": run_hook,
+        "_empty": torch.Size(),
+    }
     positional: list[str] = []
     keywords = [f"{name}=None" for name in _ARGUMENTS]
-    keywords[0] = "batch_size=()"
+    keywords[0] = "batch_size=_empty"
     lines: list[str] = []
     started = ""
     for field in taken:
@@ -265,9 +272,15 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
             started = "" if text == name else name
             positional.append(text)
     stored = "".join([f"{name}, " for name in record.order])
-    lines += [f"if _fill(self, _record, ({stored}), batch_size, device, names):"]
     hooked = "".join([f", {f.name}" for f in taken if _role(f) == "_FIELD_INITVAR"])
-    lines += [f"    _hook(self{hooked})" if record.has_hook else "    return"]
+    hook = f"_hook(self{hooked})" if record.has_hook else "return"
+    lines += _quick_lines(cls, record, known, hook)
+    lines += [
+        f"if _fill(self, _record, ({stored}), batch_size, device, names):",
+        "    if _key is not None:",
+        "        _record.learn(_key, (self._schema, self._batch_size))",
+        f"    {hook}",
+    ]
     head = ", ".join(["self", *positional, "*", *keywords, "**_unknown"])
     lines.insert(0, "if _unknown: raise _record.undeclared(next(iter(_unknown)))")
     source = f"def __init__({head}):\n" + "".join([f"    {line}\n" for line in lines])
@@ -277,6 +290,57 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     made.__module__ = cls.__module__
     made.__annotations__ = {f.name: f.type for f in taken if f.init}
     return made
+
+
+def _quick_lines(
+    cls: Any, record: Record, known: dict[str, Any], hook: str
+) -> list[str]:
+    """Return the lines that store plain tensors of shapes that were stored before.
+
+    What a schema says follows from the batch size and the shapes, so one lookup takes
+    the place of all checks.
+    """
+    kinds = dict(zip(record.order, record.kinds or (), strict=False))
+    tensors = [name for name in kinds if kinds[name] == Kind.TENSOR]
+    values = [name for name in kinds if kinds[name] == Kind.VALUE]
+    if not tensors or len(tensors) + len(values) < len(record.order) or record.shaped:
+        return ["_key = None"]
+    known |= {
+        "_cls": cls,
+        "_Size": torch.Size,
+        "_Tensor": torch.Tensor,
+        "_Statics": Statics,
+        "_no_statics": NO_STATICS,
+        "_atoms": frozenset({str, int, float, bool, type(None)}),
+        "_is_tracing": is_tracing,
+        "_known": record.shapes,
+    }
+    plain = " is ".join([f"type({name})" for name in tensors])
+    atoms = "".join([f" and type({name}) in _atoms" for name in values])
+    shapes = "".join([f", {name}.shape" for name in tensors])
+    leaves = "".join([f"{name}, " for name in tensors])
+    statics = "".join([f"{name}, " for name in values])
+    return [
+        "_key = None",
+        "if names is None and device is None and type(self) is _cls "
+        f"and {plain} is _Tensor{atoms} and not _is_tracing():",
+        "    _size, _of = batch_size, type(batch_size)",
+        "    try:",
+        "        if _of is not _Size:",
+        "            _size = (_size,) if _of is int else _Size(_size)",
+        f"        _key = (_size{shapes})",
+        "    except (RuntimeError, TypeError):",
+        "        pass  # a nested tensor of strided layout, or not a sequence",
+        "    _found = _known.get(_key)",
+        "    if _found is not None:",
+        "        self._schema, self._batch_size = _found",
+        f"        self._leaves = ({leaves})",
+        f"        self._statics = _Statics(({statics}))"
+        if values
+        else "        self._statics = _no_statics",
+        "        self._names = None",
+        *([f"        {hook}", "        return"] if hook != "return" else ["        return"]),
+    ]
 
 
 def _set_slot(self: Any, name: str, value: Any) -> None:

@@ -430,7 +430,12 @@ def make(
     """
     # The name `Node` tells Dynamo where the class came from; see `HOMES`.
     plain = Node._plain
-    node: Any = object.__new__(plain if schema.cls is plain else class_of(schema))
+    cls = schema.cls
+    if cls is plain:
+        cls = plain
+    elif is_tracing():
+        cls = class_of(schema)
+    node: Any = object.__new__(cls)
     node._schema = schema
     node._leaves = leaves
     node._statics = statics

@@ -180,6 +180,7 @@ class Record:
         "required",
         "rules",
         "shaped",
+        "shapes",
         "variables",
     )
 
@@ -202,7 +203,9 @@ class Record:
         self.order = tuple(sorted(fields))
         self.places = tuple([self.order.index(name) for name in self.names])
         self.has_hook = hasattr(cls, "__post_init__")
-        self.known: dict[tuple[Any, ...], Schema] = {}
+        self.known: dict[tuple[Any, ...], Schema] = {}  # by the kinds of all fields
+        # Schema and batch size, by a batch size and the shapes of the tensors.
+        self.shapes: dict[tuple[Any, ...], tuple[Schema, torch.Size]] = {}
         self.initialize: Callable[..., None] = _unready
         self.rules: dict[str, Field] = {}
         self.kinds: tuple[int, ...] | None = None
@@ -334,6 +337,14 @@ class Record:
                 self.known.clear()
             self.known[token] = schema
         return schema
+
+    def learn(
+        self, shapes: tuple[Any, ...], found: tuple[Schema, torch.Size]
+    ) -> None:
+        """Keep schema and batch size for the next tensors of these shapes."""
+        if len(self.shapes) >= _KNOWN_LIMIT:
+            self.shapes.clear()
+        self.shapes[shapes] = found
 
     def assemble(
         self,

@@ -414,6 +414,10 @@ def replace(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> N
         >>> TensorDict({"a": 1, "b": 2}).replace(a=5)["a"]
         tensor(5)
     """
+    if other is None:
+        same = _overwritten(td, entries)
+        if same is not None:
+            return same
     for source in (other, entries):
         if isinstance(source, (Mapping, Node)):
             _check_known(td, source)
