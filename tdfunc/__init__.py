@@ -236,6 +236,8 @@ from tdfunc._ops.unary import square as square
 from tdfunc._ops.unary import tan as tan
 from tdfunc._ops.unary import tanh as tanh
 from tdfunc._ops.unary import trunc as trunc
+from tdfunc._tensorclass import TensorClass as TensorClass
+from tdfunc._tensorclass import tensorclass as tensorclass
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training
@@ -474,7 +476,9 @@ __all__ = [
     "trunc",
     "load_state_dict",
     "state_dict",
+    "tensorclass",
     "view",
+    "TensorClass",
     "TensorDict",
     "combine",
     "dynamic_shapes",

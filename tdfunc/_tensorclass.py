@@ -12,8 +12,9 @@ import inspect
 import typing
 from inspect import getattr_static
 from itertools import count
-from types import FunctionType
+from types import FunctionType, UnionType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, dataclass_transform
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -573,3 +574,47 @@ def _rebased(cls: Any, options: dict[str, Any]) -> Any:
                 if cell.cell_contents is cls:
                     cell.cell_contents = made
     return made
+
+
+_RECORD_CLASSES: WeakKeyDictionary[type[Any], Any] = WeakKeyDictionary()
+
+
+def _record_class(cls: type[Any]) -> Any:
+    """Return the record class with the fields of a dataclass, made once.
+
+    Dataclasses among its annotations become record classes too.
+    """
+    known = _RECORD_CLASSES.get(cls)
+    if known is not None:
+        return known
+    namespace: dict[str, Any] = {
+        "__annotations__": {},
+        "__module__": cls.__module__,
+        # In no module, so that nothing can find it by name.
+        "__qualname__": f"from_dataclass.<locals>.{cls.__qualname__}",
+    }
+    for field in dataclasses.fields(cls):
+        hint = typing.get_type_hints(cls, include_extras=True)[field.name]
+        namespace["__annotations__"][field.name] = _as_record(hint, cls)
+        if field.default is not dataclasses.MISSING:
+            namespace[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            factory: Any = dataclasses.field(default_factory=field.default_factory)
+            namespace[field.name] = factory
+    made = TensorClassMeta(cls.__name__, (TensorClass,), namespace, kw_only=True)
+    _RECORD_CLASSES[cls] = made
+    return made
+
+
+def _as_record(hint: Any, around: type[Any]) -> Any:
+    """Return an annotation with dataclasses exchanged for record classes."""
+    if hint is around:
+        return around.__name__  # itself: found by its name when it is there
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and not _is_record(hint):
+        return _record_class(hint)
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return typing.Union[tuple([_as_record(a, around) for a in typing.get_args(hint)])]
+    return hint
+
+
+Node._record_class = staticmethod(_record_class)

@@ -31,6 +31,8 @@ from tdfunc.errors import (
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tdfunc._core.schema import Found
     from tdfunc.typing import Index, Path
 
@@ -122,6 +124,8 @@ class Node:
     # What a class declares of its entries, a `Record`; None if they are free.
     _record: ClassVar[Any] = None
     _home: ClassVar[str]  # the name of the class in `HOMES`
+    # Makes the record class of a dataclass; bound with the records.
+    _record_class: ClassVar[Callable[[type[Any]], Any]]
 
     _schema: Schema
     _leaves: tuple[Any, ...]

@@ -161,11 +161,16 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
     return make(td._schema, td._leaves, other._statics, size, td._names)
 
 
-def to_dict(td: Node) -> dict[str, Any]:
+def to_dict(td: Node, *, retain_none: bool = True) -> dict[str, Any]:
     """Return a plain dict of dicts; tensors and static values as they are.
 
     A static that is a number, a list or a dict comes back from `TensorDict` as
     something else unless it is wrapped in `NonTensorData` again.
+
+    Args:
+        td: the tree.
+        retain_none: put None where a record has a field that is None, as
+            `dataclasses.asdict` does; False leaves these out.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -183,6 +188,9 @@ def to_dict(td: Node) -> dict[str, Any]:
         else:
             value = td._leaves[lo]
         nodes[path[:-1]][path[-1]] = value
+    if retain_none and td._schema.records:
+        for path in td._schema.absent():
+            nodes[path[:-1]][path[-1]] = None
     return root
 
 

@@ -3,12 +3,16 @@
 Each returns a new tree that shares every leaf it did not change. `key` is one key
 or a path (a tuple of keys); `value` is a tensor, a number, a mapping, a tree, or
 any other object, which becomes a static.
+
+A record (see `TensorClass`) takes what the annotations of its fields allow: another
+value raises `InvalidLeafError`, another key `FieldError`, and leaving out a field that
+can not be None `StructureError`. Setting a field to None that can be leaves it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -468,16 +472,33 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
     return rearranged(td, size, td._schema.narrowed(paths, keep=False))
 
 
-def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
+@overload
+def select(
+    td: NodeT,
+    *keys: str | Path,
+    strict: bool = True,
+    as_tensordict: Literal[False] = False,
+) -> NodeT: ...
+@overload
+def select(
+    td: Node, *keys: str | Path, strict: bool = True, as_tensordict: bool
+) -> Any: ...
+def select(
+    td: NodeT, *keys: str | Path, strict: bool = True, as_tensordict: bool = False
+) -> NodeT:
     """Return the tree with only some entries, in the order in which it has them.
 
     Args:
         td: the tree.
         keys: keys or paths; a node comes with everything in it.
-        strict: raise for an entry that is not there; False ignores it.
+        strict: raise for an entry that is not there; False ignores it. A field of a
+            record that is None counts as there.
+        as_tensordict: return a `TensorDict`, nested nodes included, and not a record
+            of the class of `td`.
 
     Raises:
         MissingKeyError: `strict` and an entry is not in the tree.
+        StructureError: the fields that are left out of a record can not be None.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -485,6 +506,9 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
         ('n', ('n', 'b'))
     """
     size = td.batch_size
+    if as_tensordict:
+        plain = td._schema.of_class(td._plain)
+        td = make(plain, td._leaves, td._statics, size, td._names)
     plan = td._schema.narrowed_before(keys, keep=True)
     if plan is None:
         paths: list[Path] = []
@@ -492,7 +516,7 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
             path = as_path(key)
             if td._schema.find(path) is not None:
                 paths.append(path)
-            elif strict:
+            elif strict and path not in td._schema.absent():
                 raise missing(td, path)
         found = keys if len(paths) == len(keys) else ()
         plan = td._schema.narrowed(tuple(paths), keep=True, keys=found)

@@ -20,12 +20,15 @@ from tdfunc._core.batch import as_size
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NonTensorData
-from tdfunc._ops.convert import from_dict
+from tdfunc._ops import restructure
+from tdfunc._ops.convert import from_dict, to
+from tdfunc._ops.entries import set, with_batch_size, with_names
 from tdfunc._ops.join import stack
 from tdfunc.errors import (
     BatchSizeError,
     InvalidKeyError,
     OperandError,
+    OptionError,
     StructureError,
 )
 
@@ -67,11 +70,16 @@ def children(value: Any) -> dict[Any, Any] | None:
         names = fields_of(value)
         keys = map(str, range(len(value))) if names is None else names
         return dict(zip(keys, value, strict=True))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray) and value.dtype.names is not None:
         return {name: _field(value[name]) for name in value.dtype.names}
-    return None
+    return _instance_fields(value)
+
+
+def _instance_fields(value: Any) -> dict[Any, Any] | None:
+    """Return the fields of an instance of a dataclass, None for all else."""
+    if isinstance(value, (Node, type)) or not dataclasses.is_dataclass(value):
+        return None
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def _field(column: Any) -> Any:
@@ -214,6 +222,8 @@ def from_namedtuple(
 def from_dataclass(
     value: Any,
     *,
+    as_tensorclass: bool = False,
+    dest_cls: type[Any] | None = None,
     batch_size: Size | None = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
@@ -224,6 +234,10 @@ def from_dataclass(
 
     Args:
         value: an instance of a dataclass.
+        as_tensorclass: return a record, of a `TensorClass` with the fields and
+            annotations of the dataclass. It is made once for every dataclass, has its
+            name, and can not be pickled: it is in no module.
+        dest_cls: the `TensorClass` of the record to return.
         batch_size: as in `from_dict`, like the rest.
         auto_batch_size: infer the batch size.
         batch_dims: infer it, with at most this many dims in every node.
@@ -232,7 +246,7 @@ def from_dataclass(
 
     Raises:
         OperandError: `value` is no such instance; the class itself is none.
-        TdfuncError: what `from_dict` raises.
+        TdfuncError: what `from_dict` raises, of the class where a record is made.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -254,8 +268,13 @@ def from_dataclass(
             if isinstance(value, type)
             else "tdfunc.from_any(value)",
         )
-    return from_dict(
-        unfolded(value, children),
+    build, opened = from_dict, children
+    if as_tensorclass or dest_cls is not None:
+        cls: Any = dest_cls or Node._record_class(type(value))
+        # What else there is (a tuple, a dict) is a value of a field, not a node.
+        build, opened = cls.from_dict, _instance_fields
+    return build(
+        unfolded(value, opened),
         batch_size=batch_size,
         auto_batch_size=auto_batch_size,
         batch_dims=batch_dims,
@@ -322,7 +341,7 @@ def from_list(
     tds: list[Any] = []
     for at, row in enumerate(rows):
         if isinstance(row, Node):
-            tds.append(row if inner is None else from_dict(row, batch_size=inner))
+            tds.append(row if inner is None else with_batch_size(row, inner))
             continue
         if children(row) is None:
             what = f"row {at} can not become a tree"
@@ -330,17 +349,17 @@ def from_list(
         tds.append(from_dict(unfolded(row, children), batch_size=inner or ()))
     td = stack(tds)
     infer = auto_batch_size or batch_dims is not None
-    if not infer:
-        batch_size = td.batch_size
-        names = td.names if names is None else names
-    return from_dict(
-        td,
-        batch_size=batch_size,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        names=names,
-    )
+    if infer and batch_size is not None:
+        raise OptionError(
+            "the batch size is given and to be inferred",
+            got=f"batch_size={batch_size!r}",
+            fix="leave batch_size out to have it inferred",
+        )
+    if infer:
+        td = restructure.auto_batch_size(td, batch_dims)
+    if device is not None:
+        td = to(td, device=device)
+    return td if names is None else with_names(td, names)
 
 
 def from_any(
@@ -468,8 +487,12 @@ def _named(keys: tuple[str, ...]) -> Callable[..., Any]:
     return made("Entries", keys)
 
 
-def to_tensordict(td: Node) -> Any:
+def to_tensordict(td: Node, *, retain_none: bool = False) -> Any:
     """Return the tree with every node a plain `TensorDict`, sharing all leaves.
+
+    Args:
+        td: the tree.
+        retain_none: add a static None where a record has a field that is None.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -481,4 +504,8 @@ def to_tensordict(td: Node) -> Any:
     schema = td._schema.of_class(Node._plain)
     if schema is td._schema:
         return td
-    return make(schema, td._leaves, td._statics, size, td._names)
+    plain = make(schema, td._leaves, td._statics, size, td._names)
+    if retain_none:
+        for path in td._schema.absent():
+            plain = set(plain, path, None)
+    return plain
