@@ -53,7 +53,14 @@ OTHER_RESULTS = {
     *("from_dict", "from_any", "from_dataclass", "from_namedtuple", "from_tuple"),
     *("from_schema", "fromkeys", "from_pytree", "to_pytree", "from_numpy"),
     *("from_struct_array", "from_dlpack", "to_tensordict", "construct"),
-    *("construct from a mapping", "read", "items", "to_dict", "in_dims", "dynamic_shapes"),
+    *(
+        "construct from a mapping",
+        "read",
+        "items",
+        "to_dict",
+        "in_dims",
+        "dynamic_shapes",
+    ),
     # The table makes a plain tree for it.
     "pack",
 }

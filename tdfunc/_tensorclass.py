@@ -13,7 +13,15 @@ import typing
 from inspect import getattr_static
 from itertools import count
 from types import FunctionType, UnionType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Protocol,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +29,9 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.annotations import Kind, evaluated, names_around, type_arguments
 from tdfunc._core.batch import as_device, as_names, as_size
+from tdfunc._core.field import Options
 from tdfunc._core.node import HOMES, Node, make
-from tdfunc._core.record import Options, Record, field_of, fill, run_hook
+from tdfunc._core.record import Record, field_of, fill, run_hook
 from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._ops import restructure
 from tdfunc._pytree import register
@@ -31,14 +40,12 @@ from tdfunc.errors import OptionError, PureNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import overload
 
-    from tdfunc._core.schema import Schema
-    from tdfunc.typing import Device, DimNames, Index, Path, Size
+    from tdfunc.typing import Device, DimNames, Index, Size
 
 __all__ = ["TensorClass", "tensorclass"]
 
-_ClassT = TypeVar("_ClassT", bound=type)
+_ClassT = TypeVar("_ClassT")
 
 _ARGUMENTS = ("batch_size", "device", "names")
 _UNSET: Any = object()
@@ -67,7 +74,7 @@ def _argument(*, default: Any, alias: str, kw_only: bool) -> Any:
 class TensorClassMeta(type(Protocol)):
     """Makes the classes of records: reads the annotations, registers the class."""
 
-    def __new__(
+    def __new__(  # noqa: PLR0913 - the options of a class
         mcs,
         name: str,
         bases: tuple[type, ...],
@@ -130,15 +137,13 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
         if name in holder.__dataclass_fields__:
             _check_name(cls, name, options)
     hints, pending = _hints(cls, fields, holder.__dataclass_fields__)
-    cls._record = Record(
-        cls, fields, hints, pending, options, type_arguments(cls)
-    )
+    cls._record = Record(cls, fields, hints, pending, options, type_arguments(cls))
     for name, field in holder.__dataclass_fields__.items():
         if name in fields:
             setattr(cls, name, _reader(name))
         elif field.default is not dataclasses.MISSING:
             setattr(cls, name, field.default)
-    cls.__dataclass_fields__ = {**declared, **_Carried.__dataclass_fields__}  # pyright: ignore[reportAttributeAccessIssue]
+    cls.__dataclass_fields__ = {**declared, **_Carried.__dataclass_fields__}
     cls.__match_args__ = tuple(
         [f.name for f in fields.values() if f.init and not f.kw_only]
     )
@@ -165,6 +170,11 @@ def _check_name(cls: type[Any], name: str, options: Options) -> None:
     Raises:
         OptionError: it does.
     """
+    if name.startswith("_"):
+        raise OptionError(
+            f"the field {cls.__name__}.{name} starts with an underscore",
+            fix="a public name: the fields are the entries of a tree",
+        )
     there = getattr_static(TensorClass, name, None)
     needed = name in _ARGUMENTS or name == "self" or hasattr(Node, name)
     if needed or (not options.shadow and hasattr(TensorClass, name)):
@@ -189,7 +199,9 @@ def _hints(
         around = names_around(cls.__module__)
     around |= {cls.__name__: cls}
     for name, field in fields.items():
-        base = next(b for b in cls.__mro__ if name in vars(b).get("__annotations__", {}))
+        base = next(
+            b for b in cls.__mro__ if name in vars(b).get("__annotations__", {})
+        )
         if name not in own and _is_record(base):
             inherited = base._record
             if name in inherited.hints:
@@ -213,13 +225,14 @@ def _reader(name: str) -> Any:
         except KeyError:
             return field_of(self, name)
 
-    def write(self: Any, value: Any) -> None:
+    def write(_: Any, value: Any) -> None:
+        del value
         raise PureNameError(
             f"setting {name!r} would change the record",
             fix=f"obj = obj.replace({name}=value)",
         )
 
-    def delete(self: Any) -> None:
+    def delete(_: Any) -> None:
         raise PureNameError(
             f"deleting {name!r} would change the record",
             fix=f"obj = obj.replace({name}=None) for a field that may be None",
@@ -252,7 +265,10 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
         text = name
         known[f"_default_{name}"] = field.default
         if field.default_factory is not dataclasses.MISSING:
-            known[f"_default_{name}"], known[f"_make_{name}"] = _UNSET, field.default_factory
+            known[f"_default_{name}"], known[f"_make_{name}"] = (
+                _UNSET,
+                field.default_factory,
+            )
             lines += [f"if {name} is _default_{name}: {name} = _make_{name}()"]
         if known[f"_default_{name}"] is not dataclasses.MISSING:
             text = f"{name}=_default_{name}"
@@ -268,7 +284,7 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
         else:
             if started and text == name:
                 raise TypeError(
-                    f"non-default argument {name!r} follows default argument {started!r}"
+                    f"argument {name!r} without default follows {started!r}"
                 )
             started = "" if text == name else name
             positional.append(text)
@@ -285,7 +301,8 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     head = ", ".join(["self", *positional, "*", *keywords, "**_unknown"])
     lines.insert(0, "if _unknown: raise _record.undeclared(next(iter(_unknown)))")
     source = f"def __init__({head}):\n" + "".join([f"    {line}\n" for line in lines])
-    exec(source, known)  # noqa: S102 - the names in it are identifiers: checked by dataclasses
+    # The names in it are identifiers: dataclasses have checked them.
+    exec(source, known)  # noqa: S102
     made = known["__init__"]
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__module__ = cls.__module__
@@ -302,8 +319,8 @@ def _quick_lines(
     the place of all checks.
     """
     kinds = dict(zip(record.order, record.kinds or (), strict=False))
-    tensors = [name for name in kinds if kinds[name] == Kind.TENSOR]
-    values = [name for name in kinds if kinds[name] == Kind.VALUE]
+    tensors = [name for name in kinds if kinds[name] % 4 == Kind.TENSOR]
+    values = [name for name in kinds if kinds[name] % 4 == Kind.VALUE]
     if not tensors or len(tensors) + len(values) < len(record.order) or record.shaped:
         return ["_key = None"]
     known |= {
@@ -312,7 +329,7 @@ def _quick_lines(
         "_Tensor": torch.Tensor,
         "_Statics": Statics,
         "_no_statics": NO_STATICS,
-        "_atoms": frozenset({str, int, float, bool, type(None)}),
+        "_atoms": frozenset({str, int, float, bool}),
         "_is_tracing": is_tracing,
         "_known": record.shapes,
     }
@@ -323,8 +340,10 @@ def _quick_lines(
     statics = "".join([f"{name}, " for name in values])
     return [
         "_key = None",
-        "if names is None and device is None and type(self) is _cls "
-        f"and {plain} is _Tensor{atoms} and not _is_tracing():",
+        (
+            "if names is None and device is None and type(self) is _cls "
+            f"and {plain} is _Tensor{atoms} and not _is_tracing():"
+        ),
         "    _size, _of = batch_size, type(batch_size)",
         "    try:",
         "        if _of is not _Size:",
@@ -340,7 +359,8 @@ def _quick_lines(
         if values
         else "        self._statics = _no_statics",
         "        self._names = None",
-        *([f"        {hook}", "        return"] if hook != "return" else ["        return"]),
+        f"        {hook}",
+        "        return",
     ]
 
 
@@ -517,11 +537,28 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
         return cls.from_dict(td, batch_size=td.batch_size, names=td.names)
 
 
+@overload
 @dataclass_transform(
     frozen_default=True,
     eq_default=False,
     field_specifiers=(dataclasses.field, dataclasses.Field),
 )
+def tensorclass(cls: type[_ClassT], /) -> type[_ClassT]: ...
+@overload
+@dataclass_transform(
+    frozen_default=True,
+    eq_default=False,
+    field_specifiers=(dataclasses.field, dataclasses.Field),
+)
+def tensorclass(
+    *,
+    autocast: bool = ...,
+    nocast: bool = ...,
+    tensor_only: bool = ...,
+    shadow: bool = ...,
+    check_shapes: bool = ...,
+    kw_only: bool = ...,
+) -> Callable[[type[_ClassT]], type[_ClassT]]: ...
 def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     """Make a record class of a class with annotated fields: a decorator.
 
@@ -529,7 +566,7 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     tells type checkers of the operations too.
 
     Args:
-        cls: the class; left out when options are given: ``@tensorclass(autocast=True)``.
+        cls: the class; left out with options: ``@tensorclass(autocast=True)``.
         options: those of `TensorClass`.
 
     Raises:
@@ -559,13 +596,12 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
 
 def _rebased(cls: Any, options: dict[str, Any]) -> Any:
     """Return a copy of a class with `TensorClass` as its last base."""
-    bases = tuple([base for base in cls.__bases__ if base is not object])
-    generic = typing.Generic in bases
-    own = [base for base in bases if base is not typing.Generic]
-    bases = (*own, TensorClass, *([typing.Generic] if generic else []))
+    bases: list[Any] = [base for base in cls.__bases__ if base is not object]
+    # Before Generic, which has to be the last.
+    bases.insert(len(bases) - (typing.Generic in bases), TensorClass)
     skipped = {"__dict__", "__weakref__"}
     namespace = {k: v for k, v in vars(cls).items() if k not in skipped}
-    made: Any = TensorClassMeta(cls.__name__, bases, namespace, **options)
+    made: Any = TensorClassMeta(cls.__name__, tuple(bases), namespace, **options)
     # `super()` in a method finds its class in a cell, which still has the old one.
     for value in namespace.values():
         function = getattr(value, "fget", None) or getattr(value, "__func__", value)
@@ -610,10 +646,15 @@ def _as_record(hint: Any, around: type[Any]) -> Any:
     """Return an annotation with dataclasses exchanged for record classes."""
     if hint is around:
         return around.__name__  # itself: found by its name when it is there
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and not _is_record(hint):
+    if (
+        isinstance(hint, type)
+        and dataclasses.is_dataclass(hint)
+        and not _is_record(hint)
+    ):
         return _record_class(hint)
     if typing.get_origin(hint) in (typing.Union, UnionType):
-        return typing.Union[tuple([_as_record(a, around) for a in typing.get_args(hint)])]
+        members = tuple([_as_record(a, around) for a in typing.get_args(hint)])
+        return typing.Union[members]  # noqa: UP007 - members found at run time
     return hint
 
 

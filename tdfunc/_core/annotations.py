@@ -19,7 +19,14 @@ from tdfunc._core.node import Node
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Kind", "Meaning", "evaluated", "meaning_of", "names_around", "type_arguments"]
+__all__ = [
+    "Kind",
+    "Meaning",
+    "evaluated",
+    "meaning_of",
+    "names_around",
+    "type_arguments",
+]
 
 _WRAPPERS: Final = (Annotated, Final)
 
@@ -140,9 +147,11 @@ def _array_type(hint: Any) -> bool:
 def _kind(hint: Any) -> Kind:
     if hint is Any or hint is object:
         return Kind.ANY
-    origin = typing.get_origin(hint) or hint
-    if _array_type(hint) or (isinstance(origin, type) and issubclass(origin, torch.Tensor)):
+    if _array_type(hint):
         return Kind.TENSOR
-    if isinstance(origin, type) and issubclass(origin, Node):
-        return Kind.NODE
-    return Kind.VALUE
+    origin = typing.get_origin(hint) or hint
+    if not isinstance(origin, type):
+        return Kind.VALUE
+    if issubclass(origin, torch.Tensor):
+        return Kind.TENSOR
+    return Kind.NODE if issubclass(origin, Node) else Kind.VALUE

@@ -7,38 +7,35 @@ kind. A field ``X | None`` that is None has no entry.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from tdfunc._core._torch import is_tracing
-from tdfunc._core.annotations import Kind, Meaning, evaluated, meaning_of
+from tdfunc._core.annotations import Kind, evaluated, meaning_of
 from tdfunc._core.batch import as_device, as_names, as_size
-from tdfunc._core.build import Draft, Part, as_part
+from tdfunc._core.build import Draft, Part
+from tdfunc._core.field import CASTS, Field, Options
 from tdfunc._core.keys import check_key
-from tdfunc._core.leaf import as_leaf
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
 from tdfunc.errors import (
+    FieldError,
     InvalidLeafError,
     OptionError,
     StructureError,
-    FieldError,
     show_path,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from tdfunc.typing import Device, Path
 
 __all__ = [
-    "Field",
-    "Options",
     "Record",
     "check_fields",
     "field_of",
@@ -51,106 +48,6 @@ _ABSENT = -2  # the kind, in a token of `Record.known`, of a field that is None
 _KNOWN_LIMIT = 64
 # Kinds as plain numbers, for the constructor; an optional field has 4 less.
 _TENSOR, _VALUE, _OPTIONAL = int(Kind.TENSOR), int(Kind.VALUE), -4
-_CASTS = (bool, int, float, complex, str)
-
-
-class Options(NamedTuple):
-    """The options of a record class."""
-
-    autocast: bool = False
-    tensor_only: bool = False
-    shadow: bool = False
-    check_shapes: bool = False
-    kw_only: bool = False
-
-
-class Field(NamedTuple):
-    """One field of a record class."""
-
-    name: str
-    meaning: Meaning
-    annotation: Any
-    cast: Callable[[Any], Any] | None
-
-    def part(
-        self,
-        value: Any,
-        path: Path,
-        batch_size: torch.Size,
-        device: Device | None = None,
-    ) -> Part | None:
-        """Return a value as the entry of this field, None if it has none.
-
-        Raises:
-            BatchSizeError: a leaf does not start with `batch_size`.
-            InvalidLeafError: the annotation does not allow the value.
-        """
-        kind, optional, cls, text, _ = self.meaning
-        if value is None and optional:
-            return None
-        if kind == Kind.TENSOR:
-            if value is None or isinstance(value, (Node, Mapping)):
-                raise self.wrong(value, path)
-            leaf = as_leaf(value, path)
-            if isinstance(leaf, NonTensorData):
-                raise self.wrong(value, path)
-            return as_part(leaf, path, batch_size, Node._plain, device)
-        if kind == Kind.NODE:
-            of_class = isinstance(value, cls or Node)
-            if not of_class and not (isinstance(value, Mapping) and not _record(cls)):
-                raise self.wrong(value, path)
-            return as_part(value, path, batch_size, Node._plain, device)
-        if isinstance(value, NonTensorData):
-            return as_part(value, path, batch_size, Node._plain)
-        if isinstance(value, (Tensor, Node)):
-            if kind == Kind.ANY:
-                return as_part(value, path, batch_size, Node._plain, device)
-            if self.cast is None:
-                raise self.wrong(value, path)
-        if text and isinstance(value, list):
-            return as_part(value, path, batch_size, Node._plain, device)
-        if self.cast is not None and not isinstance(value, cls or object):
-            value = self._casted(value, path)
-        return Part(STATIC, 0, (), Statics((value,)))
-
-    def opens(self, value: Any) -> bool:
-        """Return whether `value` holds the fields of the record that this field is."""
-        meaning = self.meaning
-        cls = meaning.cls
-        if meaning.kind != Kind.NODE or not _record(cls) or isinstance(value, cls or ()):
-            return False
-        plain = isinstance(value, Node) and type(value) is Node._plain
-        return plain or isinstance(value, Mapping)
-
-    def wrong(self, value: Any, path: Path) -> InvalidLeafError:
-        """Return the error for a value that the annotation does not allow."""
-        allowed = {
-            Kind.TENSOR: "a tensor, or what becomes one: a number, an array",
-            Kind.NODE: "such a tree, or a mapping of its entries",
-        }.get(self.meaning.kind, "a value that is neither a tensor nor a tree")
-        shown = getattr(self.annotation, "__name__", str(self.annotation))
-        return InvalidLeafError(
-            f"the field {self.name!r} is annotated {shown}",
-            path=path,
-            expected=allowed,
-            got=type(value).__name__,
-            fix=f"annotate it {shown} | {type(value).__name__}",
-        )
-
-    def _casted(self, value: Any, path: Path) -> Any:
-        try:
-            return None if self.cast is None else self.cast(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidLeafError(
-                f"the field {self.name!r} can not be cast to its annotation",
-                path=path,
-                expected=getattr(self.cast, "__name__", self.cast),
-                got=repr(value),
-            ) from error
-
-
-def _record(cls: type[Any] | None) -> Record | None:
-    return getattr(cls, "_record", None)
 
 
 class Record:
@@ -210,7 +107,7 @@ class Record:
         self.rules: dict[str, Field] = {}
         self.kinds: tuple[int, ...] | None = None
         self.required: frozenset[str] = frozenset()
-        self.shaped = False
+        self.shaped = options.check_shapes
         if not pending:
             self._settle()
 
@@ -241,17 +138,17 @@ class Record:
             meaning = meaning_of(self.hints[name], self.variables)
             cls = meaning.cls
             casts = self.options.autocast and meaning.kind == Kind.VALUE
-            cast = cls if casts and cls in _CASTS else None
+            cast = cls if casts and cls in CASTS else None
             rules[name] = Field(name, meaning, self.hints[name], cast)
-            if self.options.tensor_only and meaning.kind not in (Kind.TENSOR, Kind.NODE):
+            tensors = meaning.kind in (Kind.TENSOR, Kind.NODE)
+            if self.options.tensor_only and not tensors:
                 raise OptionError(
-                    f"{self.cls.__name__} is tensor_only, and a field holds another kind",
+                    f"{self.cls.__name__} is tensor_only, and a field is not",
                     expected="annotations of tensors and trees",
                     got=f"{name}: {self.hints[name]}",
                 )
         self.rules = rules
         self.required = frozenset([n for n in rules if not rules[n].meaning.optional])
-        self.shaped = self.options.check_shapes
         # Last, since it says that all the others are there.
         self.kinds = tuple([_number(rules[name]) for name in self.order])
 
@@ -338,9 +235,7 @@ class Record:
             self.known[token] = schema
         return schema
 
-    def learn(
-        self, shapes: tuple[Any, ...], found: tuple[Schema, torch.Size]
-    ) -> None:
+    def learn(self, shapes: tuple[Any, ...], found: tuple[Schema, torch.Size]) -> None:
         """Keep schema and batch size for the next tensors of these shapes."""
         if len(self.shapes) >= _KNOWN_LIMIT:
             self.shapes.clear()
@@ -364,7 +259,7 @@ class Record:
             FieldError: there is an entry that is no field.
             TdfuncError: what `Field.part` raises.
         """
-        stack = [_Frame(self.ready(), source, path, batch_size, batch_size)]
+        stack = [_Frame(self.ready(), source, path, batch_size)]
         inside = {id(source)}
         while True:
             frame = stack[-1]
@@ -377,7 +272,7 @@ class Record:
                     inside.add(id(value))
                     cls: Any = field.meaning.cls
                     record = cls._record.ready()
-                    stack.append(_Frame(record, value, here, frame.size, batch_size))
+                    stack.append(_Frame(record, value, here, frame.size))
                     break
                 part = field.part(value, here, frame.size, device)
                 if part is not None:
@@ -401,8 +296,8 @@ class Record:
         for key in keys:
             if check_key(key, path) not in self.fields:
                 raise self.undeclared(key, path or None)
-            value = entry_at(source, (key,)) if isinstance(source, Node) else source[key]
-            given[key] = value
+            is_tree = isinstance(source, Node)
+            given[key] = entry_at(source, (key,)) if is_tree else source[key]
         values: dict[str, Any] = {}
         lacking: list[str] = []
         for name, field in self.fields.items():
@@ -437,7 +332,6 @@ class _Frame:
         source: Any,
         path: Path,
         size: torch.Size,
-        root: torch.Size,
     ) -> None:
         self.record = record
         self.source = source
@@ -478,8 +372,8 @@ def fill(
         record.ready()
     flat = record.flat(values, size) if device is None else None
     if flat is None:
-        source = dict(zip(record.order, values, strict=True))
-        part = record.assemble({n: source[n] for n in record.names}, size, as_device(device))
+        given = dict(zip(record.order, values, strict=True))
+        part = record.assemble(given, size, as_device(device))
         flat = part.kid, part.leaves, part.statics
     node._schema, node._leaves, node._statics = flat
     node._batch_size = size
@@ -527,12 +421,11 @@ def check_shapes(node: Node, record: Record) -> None:
     """Check tensors against the annotations of jaxtyping, names bound across fields.
 
     Raises:
-        BatchSizeError: never; a tensor of another shape or dtype is an
-            `InvalidLeafError`.
+        InvalidLeafError: a tensor has another shape or dtype.
     """
     from jaxtyping import jaxtyped
 
-    with jaxtyped("context"):  # pyright: ignore
+    with jaxtyped("context"):
         for name, field in record.rules.items():
             slot = node._schema.slots.get(name)
             shape = field.meaning.shape
