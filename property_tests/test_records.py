@@ -20,12 +20,14 @@ from torch.utils import _pytree as torch_pytree
 import tdfunc
 from property_tests.test_purity import OPERATIONS, OTHERS
 from tdfunc import TensorClass, TensorDict
-from tdfunc._core.node import Node
+from tdfunc._tensordict import Tree
 from tdfunc.testing import assert_equal, assert_valid, batch_sizes, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Typed for plain trees; the lines of the table read what all trees have.
+TABLE: dict[str, Any] = OPERATIONS | OTHERS
 ERRORS = (RuntimeError, TypeError, ValueError, KeyError, IndexError)
 
 
@@ -90,7 +92,7 @@ def records(draw: st.DrawFn, size: torch.Size | None = None) -> Outer:
 
 def trees(result: Any) -> Iterator[Any]:
     """Yield the trees of a result: one, or those in a list, a tuple or a named one."""
-    if isinstance(result, Node):
+    if isinstance(result, Tree):
         yield result
     elif isinstance(result, (list, tuple)):
         for item in result:
@@ -99,16 +101,16 @@ def trees(result: Any) -> Iterator[Any]:
 
 def plain(value: Any) -> Any:
     """Return an argument with records in it as plain trees."""
-    if isinstance(value, Node):
+    if isinstance(value, Tree):
         return value.to_tensordict()
-    if isinstance(value, (list, tuple)) and any(isinstance(x, Node) for x in value):
+    if isinstance(value, (list, tuple)) and any(isinstance(x, Tree) for x in value):
         return type(value)(map(plain, value))
     return value
 
 
-def classes(td: Node) -> dict[Any, type]:
+def classes(td: Tree) -> dict[Any, type]:
     """Return the class of every node by path."""
-    nodes = {p: v for p, v in td.items(include_nested=True) if isinstance(v, Node)}
+    nodes = {p: v for p, v in td.items(include_nested=True) if isinstance(v, Tree)}
     return {(): type(td)} | {path: type(node) for path, node in nodes.items()}
 
 
@@ -124,13 +126,13 @@ def outcome(call: tuple[Any, ...]) -> tuple[str, Any]:
 @pytest.mark.filterwarnings(
     "ignore:var", "ignore:std", "ignore:ComplexHalf", "ignore:Casting complex"
 )
-@pytest.mark.parametrize("name", [*OPERATIONS, *OTHERS])
+@pytest.mark.parametrize("name", [*TABLE])
 @given(obj=records(), data=st.data())
 def test_operation_keeps_the_class_and_does_what_it_does_to_a_tree(
     name: str, obj: Outer, data: st.DataObject
 ) -> None:
     try:
-        call = (OPERATIONS | OTHERS)[name](data.draw, obj)
+        call = TABLE[name](data.draw, obj)
     except tdfunc.errors.StructureError:
         assert name == "merge"  # its arguments are parts of the record
         return
@@ -158,9 +160,10 @@ def test_operation_keeps_the_class_and_does_what_it_does_to_a_tree(
 def test_round_trips(obj: Outer) -> None:
     """Through plain forms, pickles, copies and both pytrees."""
     size, names = obj.batch_size, obj.names
-    leaves, treedef = optree.tree_flatten(obj)
+    tree: Any = obj
+    leaves, treedef = optree.tree_flatten(tree)
     flat, spec = torch_pytree.tree_flatten(obj)
-    for again in (
+    copies: tuple[Any, ...] = (
         Outer.from_dict(obj.to_dict(), batch_size=size, names=names),
         Outer.from_dict(obj.to_dict(retain_none=False), batch_size=size, names=names),
         Outer.from_tensordict(obj.to_tensordict()),
@@ -169,10 +172,11 @@ def test_round_trips(obj: Outer) -> None:
         pickle.loads(pickle.dumps(obj)),
         copy.copy(obj),
         copy.deepcopy(obj),
-        optree.tree_unflatten(treedef, leaves),
+        treedef.unflatten(leaves),
         torch_pytree.tree_unflatten(flat, spec),
         obj.load_state_dict(obj.state_dict()),
-    ):
+    )
+    for again in copies:
         assert classes(again) == classes(obj)
         assert_equal(again, obj, equal_nan=True)
 
@@ -189,7 +193,7 @@ def test_partition_and_combine_keep_the_class(obj: Outer) -> None:
 def test_reading_is_reading_the_entry(obj: Outer) -> None:
     for name in ("a", "b", "inner", "rest", "text"):
         value, entry = getattr(obj, name), obj.get(name)
-        if isinstance(value, Node):
+        if isinstance(value, Tree):
             assert type(value) is type(entry)
             assert value._leaves == entry._leaves or all(
                 x is y for x, y in zip(value._leaves, entry._leaves, strict=True)

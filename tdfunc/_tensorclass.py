@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+from abc import ABCMeta
 from inspect import getattr_static
 from itertools import count
 from types import FunctionType, UnionType
@@ -65,13 +66,19 @@ def _argument(*, default: Any, alias: str, kw_only: bool) -> Any:
     return default
 
 
-# Derived from ABCMeta, and from what mixes with protocols too.
+if TYPE_CHECKING:
+    _AbstractMeta = ABCMeta
+else:
+    # Derived from ABCMeta, and mixes with protocols too.
+    _AbstractMeta = type(Protocol)
+
+
 @dataclass_transform(
     frozen_default=True,
     eq_default=False,
     field_specifiers=(dataclasses.field, dataclasses.Field, _argument),
 )
-class TensorClassMeta(type(Protocol)):
+class TensorClassMeta(_AbstractMeta):
     """Makes the classes of records: reads the annotations, registers the class."""
 
     def __new__(  # noqa: PLR0913 - the options of a class
@@ -199,9 +206,7 @@ def _hints(
         around = names_around(cls.__module__)
     around |= {cls.__name__: cls}
     for name, field in fields.items():
-        base = next(
-            b for b in cls.__mro__ if name in vars(b).get("__annotations__", {})
-        )
+        base = _declaring(cls, name)
         if name not in own and _is_record(base):
             inherited = base._record
             if name in inherited.hints:
@@ -214,6 +219,11 @@ def _hints(
         except NameError:
             pending[name] = field.type, base.__module__
     return hints, pending
+
+
+def _declaring(cls: type[Any], name: str) -> type[Any]:
+    """Return the class in which a field is annotated."""
+    return next(b for b in cls.__mro__ if name in inspect.get_annotations(b))
 
 
 def _reader(name: str) -> Any:
@@ -629,8 +639,18 @@ def _record_class(cls: type[Any]) -> Any:
         # In no module, so that nothing can find it by name.
         "__qualname__": f"from_dataclass.<locals>.{cls.__qualname__}",
     }
+    around = {cls.__name__: cls}
     for field in dataclasses.fields(cls):
-        hint = typing.get_type_hints(cls, include_extras=True)[field.name]
+        home = _declaring(cls, field.name).__module__
+        try:
+            hint = evaluated(field.type, home, names_around(home) | around)
+        except NameError as error:
+            raise OptionError(
+                f"the annotation of {cls.__name__}.{field.name} can not be evaluated: "
+                f"{error}",
+                got=repr(field.type),
+                fix="dest_cls=..., a TensorClass with these fields",
+            ) from error
         namespace["__annotations__"][field.name] = _as_record(hint, cls)
         if field.default is not dataclasses.MISSING:
             namespace[field.name] = field.default

@@ -295,7 +295,7 @@ class Record:
         keys = source.keys()
         for key in keys:
             if check_key(key, path) not in self.fields:
-                raise self.undeclared(key, path or None)
+                raise self.undeclared(key, (*path, key) if path else None)
             is_tree = isinstance(source, Node)
             given[key] = entry_at(source, (key,)) if is_tree else source[key]
         values: dict[str, Any] = {}
