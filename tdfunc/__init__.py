@@ -8,6 +8,7 @@ functions with the right batch size.
 from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
+from tdfunc import objectives as objectives
 from tdfunc import typing as typing
 
 # Trees

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from abc import ABCMeta
 from inspect import getattr_static
 from itertools import count
 from types import FunctionType, UnionType
@@ -40,6 +39,7 @@ from tdfunc._tensordict import Tree
 from tdfunc.errors import OptionError, PureNameError
 
 if TYPE_CHECKING:
+    from abc import ABCMeta
     from collections.abc import Callable, Mapping
 
     from tdfunc.typing import Device, DimNames, Index, Size
