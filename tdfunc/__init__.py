@@ -254,6 +254,7 @@ __version__ = "0.1.0"
 __all__ = [
     "errors",
     "func",
+    "objectives",
     "typing",
     "Schema",
     "NonTensorData",
