@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import typing
 from inspect import getattr_static
 from itertools import count
@@ -126,9 +127,11 @@ def _is_record(cls: Any) -> bool:
 
 def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
     """Give a new class its fields, its initializer and its places in registries."""
-    own = inspect.get_annotations(cls)
+    own, pending = _evaluated(cls)
     given = {name: vars(cls)[name] for name in own if name in vars(cls)}
-    body = {"__annotations__": own, "__module__": cls.__module__, **given}
+    # Dataclasses look for the names in strings in the module.
+    module = cls.__module__ if cls.__module__ in sys.modules else __name__
+    body = {"__annotations__": own, "__module__": module, **given}
     # The dataclass of the same annotations says what they mean to dataclasses.
     holder: Any = type(cls.__name__, (), body)
     holder = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(
@@ -143,7 +146,7 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
     for name in fields:
         if name in holder.__dataclass_fields__:
             _check_name(cls, name, options)
-    hints, pending = _hints(cls, fields, holder.__dataclass_fields__)
+    hints, pending = _hints(cls, fields, own, pending)
     cls._record = Record(cls, fields, hints, pending, options, type_arguments(cls))
     for name, field in holder.__dataclass_fields__.items():
         if name in fields:
@@ -195,30 +198,46 @@ def _check_name(cls: type[Any], name: str, options: Options) -> None:
         )
 
 
-def _hints(
-    cls: type[Any], fields: dict[str, Any], own: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
-    """Return the evaluated annotations, and those that can not be evaluated yet."""
-    hints: dict[str, Any] = {}
+def _evaluated(cls: type[Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
+    """Return the annotations of a class, and which could not be evaluated yet."""
+    own = inspect.get_annotations(cls)
     pending: dict[str, tuple[Any, str]] = {}
-    around: dict[str, Any] = {}
-    if any([isinstance(fields[name].type, str) for name in fields if name in own]):
-        around = names_around(cls.__module__)
-    around |= {cls.__name__: cls}
+    if not any([isinstance(hint, str) for hint in own.values()]):
+        return own, pending
+    around = names_around(cls.__module__) | {cls.__name__: cls}
+    for name, annotation in own.items():
+        try:
+            own[name] = evaluated(annotation, cls.__module__, around)
+        except NameError:
+            pending[name] = annotation, cls.__module__
+    return own, pending
+
+
+def _hints(
+    cls: type[Any],
+    fields: dict[str, Any],
+    own: dict[str, Any],
+    pending: dict[str, tuple[Any, str]],
+) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
+    """Return the annotations of all fields, and which could not be evaluated yet."""
+    hints: dict[str, Any] = {}
+    left: dict[str, tuple[Any, str]] = {}
     for name, field in fields.items():
         base = _declaring(cls, name)
-        if name not in own and _is_record(base):
-            inherited = base._record
-            if name in inherited.hints:
-                hints[name] = inherited.hints[name]
-            else:
-                pending[name] = inherited.pending[name]
-            continue
-        try:
-            hints[name] = evaluated(field.type, base.__module__, around)
-        except NameError:
-            pending[name] = field.type, base.__module__
-    return hints, pending
+        record: Record | None = getattr(base, "_record", None)
+        if base is cls:
+            known = {key: own[key] for key in own if key not in pending}
+            waiting = pending
+        elif record is not None:
+            known, waiting = record.hints, record.pending
+        else:  # a dataclass that is mixed in
+            known = {name: evaluated(field.type, base.__module__, {})}
+            waiting = {}
+        if name in known:
+            hints[name] = known[name]
+        else:
+            left[name] = waiting[name]
+    return hints, left
 
 
 def _declaring(cls: type[Any], name: str) -> type[Any]:
@@ -351,19 +370,18 @@ def _quick_lines(
     return [
         "_key = None",
         (
-            "if names is None and device is None and type(self) is _cls "
+            "if device is names is None and type(self) is _cls "
             f"and {plain} is _Tensor{atoms} and not _is_tracing():"
         ),
-        "    _size, _of = batch_size, type(batch_size)",
+        "    _of = type(batch_size)",
         "    try:",
-        "        if _of is not _Size:",
-        "            _size = (_size,) if _of is int else _Size(_size)",
+        "        _size = batch_size if _of is _Size else (",
+        "            (batch_size,) if _of is int else _Size(batch_size))",
         f"        _key = (_size{shapes})",
-        "    except (RuntimeError, TypeError):",
-        "        pass  # a nested tensor of strided layout, or not a sequence",
-        "    _found = _known.get(_key)",
-        "    if _found is not None:",
-        "        self._schema, self._batch_size = _found",
+        "        self._schema, self._batch_size = _known[_key]",
+        "    except (KeyError, RuntimeError, TypeError):",
+        "        pass  # new shapes, a nested tensor of strided layout, or no size",
+        "    else:",
         f"        self._leaves = ({leaves})",
         f"        self._statics = _Statics(({statics}))"
         if values

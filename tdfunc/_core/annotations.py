@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import typing
 from enum import IntEnum
-from types import NoneType, SimpleNamespace, UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -53,15 +53,20 @@ class Meaning(NamedTuple):
 def names_around(module: str) -> dict[str, Any]:
     """Return the local names at the class statement or decorator that is running.
 
+    Of code that is in no module (`exec` with a name of its own) the globals too.
+
     Args:
         module: the name of the module that it stands in.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != module:
         frame = frame.f_back
-    if frame is None or frame.f_locals is frame.f_globals:
+    if frame is None:
         return {}
-    return dict(frame.f_locals)
+    names = {} if module in sys.modules else dict(frame.f_globals)
+    if frame.f_locals is not frame.f_globals:
+        names |= frame.f_locals
+    return names
 
 
 def evaluated(annotation: Any, module: str, names: Mapping[str, Any]) -> Any:
@@ -70,7 +75,8 @@ def evaluated(annotation: Any, module: str, names: Mapping[str, Any]) -> Any:
     Raises:
         NameError: it names what is not there.
     """
-    holder: Any = SimpleNamespace(__annotations__={"field": annotation})
+    # A class, since only there a ClassVar is good.
+    holder = type("Holder", (), {"__annotations__": {"field": annotation}})
     known = vars(sys.modules[module]) if module in sys.modules else {}
     hints = typing.get_type_hints(holder, known, dict(names), include_extras=True)
     return hints["field"]
