@@ -336,6 +336,9 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__module__ = cls.__module__
     made.__annotations__ = {f.name: f.type for f in taken if f.init}
+    shown = inspect.signature(made)
+    parameters = [p for p in shown.parameters.values() if p.name != "_unknown"]
+    made.__signature__ = shown.replace(parameters=parameters)
     return made
 
 

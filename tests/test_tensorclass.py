@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import inspect
 import typing
 from collections.abc import Callable  # noqa: TC003 - read at run time, as annotation
 from typing import Annotated, Any, ClassVar, Generic, NewType, Protocol, TypeVar
@@ -363,6 +364,12 @@ class TestConstruction:
             Obs(torch.zeros(5, 3), batch_size="5")  # pyright: ignore[reportArgumentType]
         with pytest.raises(OptionError, match="names do not fit"):
             Obs(torch.zeros(5, 3), batch_size=5, names=["a", "b"])
+
+    def test_the_signature_is_that_of_the_fields(self) -> None:
+        names = [*inspect.signature(Obs).parameters]
+
+        assert ["pos", "vel", "inner", "name"] == names[:4]
+        assert ["batch_size", "device", "names"] == names[4:]
 
     def test_missing_and_unknown_arguments(self) -> None:
         with pytest.raises(TypeError, match="missing 1 required positional argument"):

@@ -291,6 +291,38 @@ class TestTransforms:
         with pytest.raises(Exception, match="three coordinates"):
             f(torch.ones(4, 2))  # torch wraps what is raised while it traces
 
+    @pytest.mark.parametrize(
+        "operation",
+        {
+            "update": lambda o: o.update({"a": {"x": o.y * 2}, "name": "out"}),
+            "update by a tree": lambda o: o.update(TensorDict({"z": o.y}, 4)),
+            "select": lambda o: o.select("a", "y", "name"),
+            "drop": lambda o: o.set("z", o.y).drop("z"),
+            "set none": lambda o: o.set("z", None),
+            "set a path": lambda o: o.set(("a", "x"), o.y),
+            "replace": lambda o: o.replace(z=o.y, name="out"),
+            "dataclasses.replace": lambda o: dataclasses.replace(o, z=o.y),
+            "a tree and back": lambda o: Out.from_tensordict(o.to_tensordict()),
+            "to_dict and back": lambda o: Out.from_dict(o.to_dict()),
+            "partition": lambda o: tdfunc.combine(*tdfunc.partition(o, "floating")),
+            "nested": lambda o: TensorDict({"o": o}, 4).set(("o", "y"), o.y)["o"],
+            "rename": lambda o: o.rename_keys({}),
+            "at": lambda o: o.at[0].set(1),
+            "split": lambda o: o.split(2)[0],
+            "device": lambda o: Out(o.a, o.y, device="cpu"),
+            "grad": torch.func.grad(lambda o: (o.y**2).sum() + o.a.x.sum()),
+        }.items(),
+        ids=lambda item: item[0],
+    )
+    def test_operations_on_fields_compile(
+        self, operation: tuple[str, Callable[[Out], Any]]
+    ) -> None:
+        expected = operation[1](out())
+        got = torch.compile(operation[1], fullgraph=True, backend="eager")(out())
+
+        assert is_out(got)
+        assert got.equal(expected)
+
     def test_local_classes_compile(self) -> None:
         class Local(TensorClass):
             x: torch.Tensor
