@@ -12,8 +12,11 @@ from tdfunc import objectives as objectives
 from tdfunc import typing as typing
 
 # Trees
+from tdfunc._core.leaf import unbatched as unbatched
+from tdfunc._core.rows import NonTensorStack as NonTensorStack
 from tdfunc._core.schema import Schema as Schema
 from tdfunc._core.statics import NonTensorData as NonTensorData
+from tdfunc._lazystack import LazyStackedTensorDict as LazyStackedTensorDict
 from tdfunc._ops.arrays import from_dlpack as from_dlpack
 from tdfunc._ops.arrays import from_numpy as from_numpy
 from tdfunc._ops.arrays import from_struct_array as from_struct_array
@@ -56,6 +59,10 @@ from tdfunc._ops.from_python import to_namedtuple as to_namedtuple
 from tdfunc._ops.from_python import to_tensordict as to_tensordict
 from tdfunc._ops.join import cat as cat
 from tdfunc._ops.join import stack as stack
+from tdfunc._ops.lazy import densify as densify
+from tdfunc._ops.lazy import lazy_stack as lazy_stack
+from tdfunc._ops.lazy import maybe_dense_stack as maybe_dense_stack
+from tdfunc._ops.lazy import to_lazystack as to_lazystack
 from tdfunc._ops.leafwise import apply as apply
 from tdfunc._ops.leafwise import named_apply as named_apply
 from tdfunc._ops.logic import addcdiv as addcdiv
@@ -257,7 +264,14 @@ __all__ = [
     "objectives",
     "typing",
     "Schema",
+    "LazyStackedTensorDict",
     "NonTensorData",
+    "densify",
+    "lazy_stack",
+    "maybe_dense_stack",
+    "to_lazystack",
+    "NonTensorStack",
+    "unbatched",
     "At",
     "at",
     "clone",

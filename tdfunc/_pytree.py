@@ -17,7 +17,7 @@ import torch
 
 from tdfunc._core._torch import PLAIN_TYPES, is_tracing, pytree
 from tdfunc._core.context import BareContext, Context, context_of
-from tdfunc._core.node import Node, make, restore
+from tdfunc._core.node import Node, make, restore, settled_size
 from tdfunc._core.pickling import rebuild_leaf
 from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import (
@@ -26,6 +26,8 @@ from tdfunc._core.statics import (
     gather_statics,
     rebuild_statics,
 )
+from tdfunc._lazystack import LazyStackedTensorDict
+from tdfunc._ops.members import Members
 from tdfunc._tensordict import TensorDict
 from tdfunc.errors import OptionError
 
@@ -48,7 +50,7 @@ class PathEntry(optree.PyTreeEntry):
 def flatten(td: Node) -> tuple[tuple[Any, ...], Context]:
     """Return the leaves and the context of a tree."""
     # Settled first, or reading a batch size could change what a later map returns.
-    size = td.batch_size
+    size = settled_size(td)
     schema = td._schema
     kept = None if schema.n else size
     return td._leaves, context_of(schema, td._statics, td._names, kept)
@@ -246,7 +248,84 @@ def register(cls: type[Node], serialized_name: str | None) -> None:
     torch.serialization.add_safe_globals([cls])
 
 
+class StackContext:
+    """What is left of the members of a lazy stack: where the stack dim is.
+
+    Counted from the last batch dim. Like feature ranks it rides along uncompared.
+    """
+
+    __slots__ = ("behind", "rest")
+
+    def __init__(self, behind: int, rest: tuple[int, ...]) -> None:
+        self.behind = behind
+        self.rest = rest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StackContext)
+
+    def __hash__(self) -> int:
+        return hash(StackContext)
+
+    def __repr__(self) -> str:
+        return f"StackContext({self.behind}, {self.rest})"
+
+
+def flatten_members(members: Members) -> tuple[tuple[Any, ...], StackContext]:
+    """Return the members with the stack dim at size 1, and where it is."""
+    return members.flat(), StackContext(members.behind, members.rest)
+
+
+def unflatten_members(children: Iterable[Any], context: StackContext) -> Members:
+    """Return members of whatever a pytree function made of them."""
+    return Members.unflattened(tuple(children), context.behind, context.rest)
+
+
+def flatten_members_with_keys(
+    members: Members,
+) -> tuple[list[tuple[Any, Any]], StackContext]:
+    """Return pairs of key-path entry and member, and the context."""
+    children, context = flatten_members(members)
+    return [(pytree.SequenceKey(i), x) for i, x in enumerate(children)], context
+
+
+def flatten_members_for_optree(
+    members: Members,
+) -> tuple[tuple[Any, ...], StackContext, tuple[Any, ...]]:
+    """Return members, context and entries in optree's form."""
+    children, context = flatten_members(members)
+    return children, context, tuple(range(len(children)))
+
+
+def unflatten_members_from_optree(
+    context: StackContext, children: Iterable[Any]
+) -> Members:
+    """Return members; optree passes the context first."""
+    return unflatten_members(children, context)
+
+
+def _register_members() -> None:
+    in_torch: Any = pytree.register_pytree_node
+    in_optree: Any = optree.register_pytree_node
+    in_torch(
+        Members,
+        flatten_members,
+        unflatten_members,
+        serialized_type_name="tdfunc.Members",
+        to_dumpable_context=lambda c: [c.behind, list(c.rest)],
+        from_dumpable_context=lambda data: StackContext(data[0], tuple(data[1])),
+        flatten_with_keys_fn=flatten_members_with_keys,
+    )
+    in_optree(
+        Members,
+        flatten_members_for_optree,
+        unflatten_members_from_optree,
+        namespace=optree.registry.__GLOBAL_NAMESPACE,
+    )
+
+
 register(TensorDict, "tdfunc.TensorDict")
+register(LazyStackedTensorDict, "tdfunc.LazyStackedTensorDict")
+_register_members()
 torch.serialization.add_safe_globals(
-    [schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf]
+    [schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf, Members]
 )

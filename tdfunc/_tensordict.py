@@ -23,6 +23,7 @@ from tdfunc._ops import (
     from_python,
     index,
     join,
+    lazy,
     leafwise,
     logic,
     order,
@@ -83,6 +84,8 @@ class Tree(Node):
     detach = convert.detach
     clone = convert.clone
     contiguous = convert.contiguous
+    densify = lazy.densify
+    to_lazystack = lazy.to_lazystack
     to_dict = convert.to_dict
     to_tensordict = from_python.to_tensordict
     to_namedtuple = from_python.to_namedtuple
@@ -332,6 +335,8 @@ class Tree(Node):
 
     stack = staticmethod(join.stack)
     cat = staticmethod(join.cat)
+    lazy_stack = staticmethod(lazy.lazy_stack)
+    maybe_dense_stack = staticmethod(lazy.maybe_dense_stack)
 
 
 @final

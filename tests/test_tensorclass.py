@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import inspect
 import typing
@@ -433,12 +432,30 @@ class TestConstruction:
         with pytest.raises(StructureError, match="contains itself"):
             Chain.from_dict(loop)
 
-    def test_lists_of_text_are_left_to_rows(self) -> None:
-        """A list for a `str` field goes where a tree takes lists of text."""
-        for make in (lambda: obs(name=["a"] * 5), lambda: obs().set("name", ["a"] * 5)):
-            with contextlib.suppress(InvalidLeafError):
-                assert [*make()["name"]] == ["a"] * 5
+    def test_a_list_of_text_is_one_for_every_row(self) -> None:
+        names = ["a", "b", "a", "c", "d"]
+
+        for o in (obs(name=names), obs().set("name", names), obs().replace(name=names)):
+            assert names == o.name
+            assert "b" == o[1].name
+            assert ["d", "c"] == o[torch.tensor([4, 3])].name
+            assert type(o * 2) is Obs
+            assert (o * 2).name == names
+            assert torch.vmap(lambda r: r.replace(pos=r.pos + 1))(o).name == names
+        assert obs(name=np.array(names)).name == names
         assert obs(name=NonTensorData(["a"])).name == ["a"]
+        both = tdfunc.stack([obs(name="u"), obs(name="v")])
+        assert ["u", "v"] == [row[0].name for row in both]
+        assert type(both) is Obs
+        assert type(both[0]) is Obs
+
+    def test_unbatched_tensors(self) -> None:
+        class Table(TensorClass):
+            x: torch.Tensor
+            grid: torch.Tensor
+
+        table = Table(torch.ones(5), tdfunc.unbatched(torch.ones(7)), batch_size=5)  # pyright: ignore[reportArgumentType]
+        assert table[0].grid.shape == (7,)
 
 
 class TestPostInit:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tdfunc._core._torch import is_tracing
+from tdfunc._core.leaf import LeafLike
 from tdfunc.errors import BatchSizeError, OptionError
 
 if TYPE_CHECKING:
@@ -135,12 +136,18 @@ def settle(schema: Schema, leaves: tuple[Any, ...]) -> tuple[Schema, torch.Size]
     size = None if schema.extra else _even_size(schema.ranks(), leaves)
     if size is not None:
         return schema, size
-    shapes = [x.shape if isinstance(x, torch.Tensor) else None for x in leaves]
+    shapes = [_shape_of(leaf) for leaf in leaves]
     for shape in shapes:
         if shape is not None:
             true, batch = schema.settled(as_constants(shapes))
             return true, shape[:batch]
     return schema, torch.Size()  # ints or Nones: what vmap makes of in_dims
+
+
+def _shape_of(leaf: Any) -> torch.Size | None:
+    if isinstance(leaf, LeafLike):
+        return leaf.known_shape
+    return leaf.shape if isinstance(leaf, torch.Tensor) else None
 
 
 def _even_size(ranks: tuple[int, ...], leaves: tuple[Any, ...]) -> torch.Size | None:

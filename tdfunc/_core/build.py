@@ -15,9 +15,10 @@ from torch.nn import Parameter
 
 from tdfunc._core.batch import misfit
 from tdfunc._core.keys import check_key
-from tdfunc._core.leaf import as_leaf
+from tdfunc._core.leaf import LeafLike, Unbatched, as_leaf, as_rows
 from tdfunc._core.node import Node
-from tdfunc._core.schema import STATIC, Kid, Schema
+from tdfunc._core.rows import encode
+from tdfunc._core.schema import ROWS, STATIC, UNBATCHED, Kid, Schema
 from tdfunc._core.statics import (
     NO_STATICS,
     NonTensorData,
@@ -27,11 +28,19 @@ from tdfunc._core.statics import (
 from tdfunc.errors import InvalidKeyError, InvalidLeafError, StructureError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tdfunc.typing import Device, Path
 
-__all__ = ["Draft", "Part", "as_part", "assemble", "assemble_flat", "whole_node"]
+__all__ = [
+    "Draft",
+    "Part",
+    "as_part",
+    "assemble",
+    "assemble_flat",
+    "map_unbatched",
+    "whole_node",
+]
 
 
 class Part(NamedTuple):
@@ -118,11 +127,22 @@ def as_part(
     batch_size: torch.Size,
     cls: type[Node],
     device: Device | None = None,
+    row_dims: int | None = None,
 ) -> Part:
     """Return any value that may be an entry of a node with this batch size.
 
+    Args:
+        value: the value.
+        path: where it is to go.
+        batch_size: the batch size of the node.
+        cls: the class of nodes that are made of mappings.
+        device: where to move tensors, None to leave them.
+        row_dims: how deep lists of rows may be nested while the batch size is not
+            known yet, and `batch_size` is empty; None if it is known.
+
     Raises:
-        BatchSizeError: a leaf does not start with `batch_size`.
+        BatchSizeError: a leaf does not start with `batch_size`, or a list has not
+            its length.
         InvalidKeyError: a key of a nested mapping is not a non-empty string.
         InvalidLeafError: a value can not be an entry.
         StructureError: a mapping contains itself.
@@ -144,10 +164,43 @@ def as_part(
         return _node_part(value, path, batch_size, device)
     if isinstance(value, Mapping):
         return assemble(value, batch_size, cls, device=device, path=path)
+    dims = len(batch_size) if row_dims is None else row_dims
+    rows = as_rows(value, path, dims)
+    if rows is not None:
+        return _rows_part(
+            *rows, path, batch_size, device, inferred=row_dims is not None
+        )
     leaf = as_leaf(value, path)
-    if isinstance(leaf, NonTensorData):
-        return Part(STATIC, 0, (), Statics((leaf.data,)))
-    return as_part(leaf, path, batch_size, cls, device)
+    if isinstance(leaf, torch.Tensor):
+        return as_part(leaf, path, batch_size, cls, device)
+    kept = leaf.data if isinstance(leaf, NonTensorData) else leaf.tensor
+    if isinstance(leaf, Unbatched) and device is not None:
+        kept = leaf.tensor.to(device)
+    kind = UNBATCHED if isinstance(leaf, Unbatched) else STATIC
+    return Part(kind, 0, (), Statics((kept,)))
+
+
+def _rows_part(
+    values: list[Any],
+    shape: tuple[int, ...],
+    path: Path,
+    batch_size: torch.Size,
+    device: Device | None,
+    *,
+    inferred: bool,
+) -> Part:
+    """Return one value for every row as codes and their table."""
+    codes, table = encode(values, shape)
+    if not inferred:
+        if batch_size[: len(shape)] != shape:
+            raise misfit(path, shape, batch_size)
+        more = len(batch_size) - len(shape)
+        # A value for each row of the first dims is one for all rows behind it.
+        codes = codes.reshape((*shape, *(1,) * more)).expand(batch_size).contiguous()
+    kind = ROWS - len(shape) if inferred else ROWS
+    return Part(
+        kind, 0, (codes if device is None else codes.to(device),), Statics((table,))
+    )
 
 
 def assemble(
@@ -157,8 +210,12 @@ def assemble(
     *,
     device: Device | None = None,
     path: Path = (),
+    row_dims: int | None = None,
 ) -> Part:
-    """Return a mapping of mappings (or a tree) in flat form, with this batch size."""
+    """Return a mapping of mappings (or a tree) in flat form, with this batch size.
+
+    `row_dims` is that of `as_part`.
+    """
     if isinstance(source, Node):
         return whole_node(source, batch_size, cls, device)
     flat = assemble_flat(source, batch_size, cls) if device is None else None
@@ -174,7 +231,7 @@ def assemble(
                 continue
             here = (*draft.path, check_key(key, draft.path))
             if not isinstance(value, Mapping):
-                draft.add(key, as_part(value, here, batch_size, cls, device))
+                draft.add(key, as_part(value, here, batch_size, cls, device, row_dims))
                 continue
             if id(value) in inside:
                 raise StructureError("a mapping contains itself", path=here)
@@ -249,9 +306,9 @@ def _node_part(
     node: Node, path: Path, batch_size: torch.Size, device: Device | None
 ) -> Part:
     own = node.batch_size
-    schema, leaves = node._schema, node._leaves
+    schema, leaves, statics = node._schema, node._leaves, node._statics
     for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, (torch.Tensor, LeafLike)):
             raise InvalidLeafError(
                 "a tree of other things than tensors can not be nested",
                 path=path,
@@ -270,4 +327,18 @@ def _node_part(
         surplus = 0
     if device is not None:
         leaves = tuple([leaf.to(device) for leaf in leaves])
-    return Part(schema, surplus, leaves, node._statics)
+        statics = map_unbatched(schema, statics, lambda x: x.to(device))
+    return Part(schema, surplus, leaves, statics)
+
+
+def map_unbatched(
+    schema: Schema, statics: Statics, fn: Callable[[torch.Tensor], torch.Tensor]
+) -> Statics:
+    """Return the statics with ``fn(tensor)`` for every unbatched tensor."""
+    places = schema.unbatched()
+    if not places:
+        return statics
+    values = list(statics.values)
+    for at in places:
+        values[at] = fn(values[at])
+    return Statics(tuple(values))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from tdfunc._core.annotations import Kind, Meaning
 from tdfunc._core.build import Part, as_part
-from tdfunc._core.leaf import as_leaf
+from tdfunc._core.leaf import Unbatched, as_leaf
 from tdfunc._core.node import Node
+from tdfunc._core.rows import NonTensorStack
 from tdfunc._core.schema import STATIC
 from tdfunc._core.statics import NonTensorData, Statics
 from tdfunc.errors import InvalidLeafError
@@ -24,6 +26,9 @@ __all__ = ["CASTS", "Field", "Options"]
 
 CASTS: Final = (bool, int, float, complex, str)
 """What ``autocast`` converts a static value to, where that is the annotation."""
+
+# What says by itself as what it is to be kept.
+_MARKED = (NonTensorData, NonTensorStack)
 
 _ALLOWED = {
     Kind.TENSOR: "a tensor, or what becomes one: a number, an array",
@@ -70,14 +75,14 @@ class Field(NamedTuple):
         elif kind == Kind.NODE:
             self._check_node(value, path)
         else:
-            if isinstance(value, (torch.Tensor, Node)):
+            if isinstance(value, (torch.Tensor, Node, Unbatched)):
                 if kind == Kind.VALUE and self.cast is None:
                     raise self.wrong(value, path)
                 is_entry = kind == Kind.ANY
             else:
                 # A list for a text is one text for every row.
-                per_row = self.meaning.text and isinstance(value, list)
-                is_entry = per_row or isinstance(value, NonTensorData)
+                per_row = self.meaning.text and isinstance(value, (list, np.ndarray))
+                is_entry = per_row or isinstance(value, _MARKED)
             if not is_entry:
                 return Part(STATIC, 0, (), Statics((self._casted(value, path),)))
         return as_part(value, path, batch_size, Node._plain, device)
@@ -101,7 +106,7 @@ class Field(NamedTuple):
             fix=f"annotate it {shown} | {type(value).__name__}",
         )
 
-    def _tensor(self, value: Any, path: Path) -> torch.Tensor:
+    def _tensor(self, value: Any, path: Path) -> torch.Tensor | Unbatched:
         if value is None or isinstance(value, (Node, Mapping)):
             raise self.wrong(value, path)
         leaf = as_leaf(value, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.schema import Schema, kind_name
 from tdfunc.errors import StructureError, show_path
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ def differences(expected: Schema, got: Schema) -> list[str]:
 
 
 def check_same_entries(
-    nodes: Sequence[Node], what: str, *, fix: str | None = None
+    nodes: Sequence[Node],
+    what: str = "the trees do not have the same entries",
+    *,
+    fix: str | None = None,
 ) -> None:
     """Raise unless all nodes have the entries of the first.
 
@@ -65,7 +68,7 @@ def _kinds(schema: Schema) -> dict[Path, str]:
 def _kind(kid: Any) -> str:
     if isinstance(kid, Schema):
         return f"a {kid.cls.__name__}"
-    return "a static" if kid == STATIC else "a tensor"
+    return kind_name(kid)
 
 
 def _is_first(path: Path, theirs: dict[Path, str]) -> bool:

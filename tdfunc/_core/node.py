@@ -16,8 +16,10 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.rows import decode
+from tdfunc._core.schema import ROWS, Schema, kind_name
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc.errors import (
     ImmutableError,
@@ -40,6 +42,7 @@ __all__ = ["HOMES", "Node", "NodeT", "class_of", "entry_at", "make", "missing"]
 
 NodeT = TypeVar("NodeT", bound="Node")
 
+_LEAVES = (torch.Tensor, LeafLike)
 _WRITE_ROWS = "td = td.at[index].set(value)"
 
 # Names of the mutable API that people know, and what to write instead.
@@ -126,6 +129,9 @@ class Node:
     _home: ClassVar[str]  # the name of the class in `HOMES`
     # Makes the record class of a dataclass; bound with the records.
     _record_class: ClassVar[Callable[[type[Any]], Any]]
+    _lazy: ClassVar[type[Node]]
+
+    is_lazy: ClassVar[bool] = False
 
     _schema: Schema
     _leaves: tuple[Any, ...]
@@ -133,11 +139,20 @@ class Node:
     _batch_size: torch.Size | None  # None until something asks, after unflatten
     _names: tuple[str | None, ...] | None  # aligned with the last batch dims
 
-    def __init_subclass__(cls, *, plain: bool = False, **kwargs: Any) -> None:
-        """Register the class; `plain` makes it the class of nested mappings."""
+    def __init_subclass__(
+        cls, *, plain: bool = False, lazy: bool = False, **kwargs: Any
+    ) -> None:
+        """Register the class.
+
+        `plain` makes it the class of nested mappings, `lazy` that of stacks whose
+        members are kept apart.
+        """
         super().__init_subclass__(**kwargs)
         if plain:
             Node._plain = cls
+        if lazy:
+            Node._lazy = cls
+            cls.is_lazy = True
         for name, value in list(vars(cls).items()):
             if callable(value) and not name.startswith("_"):
                 refused = f"{name}_"
@@ -239,8 +254,12 @@ class Node:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype that all leaves share, None if they differ or there are none."""
-        return _shared_attribute(self._leaves, "dtype")
+        """The dtype that all tensors share, None if they differ or there are none."""
+        rows = self._schema.rows
+        leaves = self._leaves
+        if rows:
+            leaves = tuple([x for i, x in enumerate(leaves) if i not in rows])
+        return _shared_attribute(leaves, "dtype")
 
     @dtype.setter
     def dtype(self, value: Any) -> NoReturn:
@@ -249,9 +268,7 @@ class Node:
     @property
     def requires_grad(self) -> bool:
         """Whether any leaf takes part in autograd."""
-        return any(
-            [isinstance(x, torch.Tensor) and x.requires_grad for x in self._leaves]
-        )
+        return any([isinstance(x, _LEAVES) and x.requires_grad for x in self._leaves])
 
     # Reading
 
@@ -292,6 +309,9 @@ class Node:
         path = as_path(key)
         if self._schema.find(path) is not None:
             return entry_at(self, path)
+        inside = self._schema.lazy_on(path)
+        if inside:
+            return entry_at(self, path[:inside]).get(path[inside:], default)
         if default is not MISSING:
             return default
         if self._schema.blocked(path) is not None:
@@ -307,7 +327,11 @@ class Node:
                 got=type(key).__name__,
                 fix="(td == value).any() looks for values",
             )
-        return self._schema.find(as_path(key)) is not None
+        path = as_path(key)
+        inside = self._schema.lazy_on(path)
+        if inside:
+            return path[inside:] in entry_at(self, path[:inside])
+        return self._schema.find(path) is not None
 
     def keys(
         self,
@@ -407,7 +431,7 @@ class Node:
 
 def _shared_attribute(leaves: tuple[Any, ...], name: str) -> Any:
     """Return what all tensors have as `name`, None if they differ or there is none."""
-    values = [getattr(x, name) for x in leaves if isinstance(x, torch.Tensor)]
+    values = [getattr(x, name) for x in leaves if isinstance(x, _LEAVES)]
     if not values or any([value != values[0] for value in values]):
         return None
     return values[0]
@@ -473,17 +497,31 @@ def entry_at(node: Node, path: Path) -> Any:
         MissingKeyError: there is no such entry.
         PathThroughLeafError: the path goes on below a leaf.
     """
-    found = node._schema.find(path)
+    schema = node._schema
+    found = schema.find(path)
     if found is None:
+        inside = schema.lazy_on(path)
+        if inside:
+            return entry_at(node, path[:inside])[path[inside:]]
         raise missing(node, path)
     kid = found.kid
     if isinstance(kid, Schema):
         if len(path) == 1:
             return _child(node, path[0])
         return _node_at(node, path)
-    if kid == STATIC:
-        return node._statics.values[found.slo]
-    return node._leaves[found.lo]
+    return value_at(node, path, kid, found.lo, found.slo)
+
+
+def value_at(node: Node, path: Path, kid: int, lo: int, slo: int) -> Any:
+    """Return the value of an entry that is no node."""
+    if kid >= 0:
+        return node._leaves[lo]
+    value = node._statics.values[slo]
+    if kid > ROWS:
+        return value
+    codes = node._leaves[lo]
+    # A pytree function may have put anything there.
+    return decode(codes, value, path) if isinstance(codes, torch.Tensor) else codes
 
 
 def missing(
@@ -494,7 +532,7 @@ def missing(
     leaf = schema.blocked(path)
     if leaf is not None:
         found = schema.find(leaf)
-        kind = "a static value" if found and found.kid == STATIC else "a tensor"
+        kind = kind_name(cast("Found", found).kid)
         return PathThroughLeafError(
             f"the path goes on below {show_path(leaf)}, which is {kind}",
             path=path,
@@ -519,7 +557,7 @@ def _child(node: Node, key: str) -> Any:
         raise missing(node, (check_key(key),))
     kid, lo, slo, surplus = entry
     if not isinstance(kid, Schema):
-        return node._statics.values[slo] if kid == STATIC else node._leaves[lo]
+        return value_at(node, (key,), kid, lo, slo)
     if size is None or surplus or kid.m:
         return _node_at(node, (key,))
     return make(kid, node._leaves[lo : lo + kid.n], NO_STATICS, size, node._names)
@@ -542,9 +580,17 @@ def size_at(node: Node, path: Path) -> torch.Size:
     lo, hi, surplus = node._schema.sized(path)
     if surplus:
         for leaf in node._leaves[lo:hi]:
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, _LEAVES):
                 return leaf.shape[: len(size) + surplus]
     return size
+
+
+def settled_size(node: Node) -> torch.Size:
+    """Return the batch size of any node, () where a lazy stack has lost its dim."""
+    if is_tracing():
+        return _traced_size(node)
+    size = node._batch_size
+    return _settle(node) if size is None else size
 
 
 def _node_at(node: Node, path: Path) -> Any:

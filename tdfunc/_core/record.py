@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -19,7 +20,9 @@ from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import Draft, Part
 from tdfunc._core.field import CASTS, Field, Options
 from tdfunc._core.keys import check_key
+from tdfunc._core.leaf import Unbatched
 from tdfunc._core.node import Node, entry_at, make
+from tdfunc._core.rows import NonTensorStack
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
 from tdfunc.errors import (
@@ -480,4 +483,5 @@ def _unready(*_: Any, **__: Any) -> None:
     raise AssertionError
 
 
-_SPECIAL = (Tensor, Node, NonTensorData, list)
+# What is not kept as it is, whatever the annotation.
+_SPECIAL = (Tensor, Node, NonTensorData, NonTensorStack, Unbatched, list, np.ndarray)

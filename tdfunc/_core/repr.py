@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.schema import (
+    ROWS,
+    STATIC,
+    UNBATCHED,
+    Schema,
+    Step,
+    is_tensor,
+    kind_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tdfunc._core.node import Node
-    from tdfunc._core.schema import Step
 
 __all__ = ["compact", "full", "html"]
 
 _MOST_FIELDS = 40
 _MOST_DEPTH = 8
 _MOST_CHARS = 40
+_MOST_ROWS = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 _SHORT_DTYPES = {
@@ -133,6 +141,23 @@ def _leaf(leaf: Any, batch: int) -> str:
     return f"{dtype_name(leaf.dtype)}{list(leaf.shape[batch:])}"
 
 
+def _value(node: Node, step: Step, batch: int) -> str:
+    """Return an entry that is no node, with the shape behind `batch` dims."""
+    kid = cast("int", step.kid)
+    if kid == UNBATCHED:
+        return f"unbatched {_leaf(node._statics.values[step.slo], 0)}"
+    if kid == STATIC:
+        return _static(node._statics.values[step.slo])
+    leaf = node._leaves[step.lo]
+    if kid > ROWS:
+        return _leaf(leaf, batch)
+    # The distinct values, since the codes can not be read everywhere.
+    table = node._statics.values[step.slo]
+    values = ", ".join([_static(value) for value in table.values[: _MOST_ROWS + 1]])
+    shape = list(leaf.shape[batch:]) if isinstance(leaf, torch.Tensor) else ""
+    return _cut(f"rows{shape or ''} of {{{values}}}")
+
+
 def _fields(node: Node) -> str:
     """Return ``{a: f32[3], n: {b: i64[]}}``, cut after `_MOST_FIELDS` entries."""
     dims = len(node.batch_size)
@@ -154,10 +179,8 @@ def _fields(node: Node) -> str:
         elif opened:
             out.append(_node(node, step, dims) + "{")
             depth += 1
-        elif step.kid == STATIC:
-            out.append(_static(node._statics.values[step.slo]))
         else:
-            out.append(_leaf(node._leaves[step.lo], dims + step.surplus))
+            out.append(_value(node, step, dims + step.surplus))
     out.append("}" * depth)
     rest = len(steps) - len(shown)
     more = f", ... {rest} more" if rest else ""
@@ -178,13 +201,15 @@ def _key(key: str) -> str:
 
 
 def _rows(node: Node) -> Iterator[tuple[str, str, str, str, str]]:
-    for path, kid, lo, slo, _ in node._schema.walk():
+    for path, kid, lo, slo, surplus in node._schema.walk():
         label = "  " * len(path) + _key(path[-1])
         if isinstance(kid, Schema):
             name = "" if kid.cls is node._plain else kid.cls.__name__
             yield (label, name, "", "", "")
-        elif kid == STATIC:
-            yield (label, "static", _static(node._statics.values[slo]), "", "")
+        elif not is_tensor(kid):
+            step = Step(path, kid, lo, slo, surplus)
+            kind = kind_name(kid).split()[1]
+            yield (label, kind, _value(node, step, node.batch_dims + surplus), "", "")
         else:
             leaf = node._leaves[lo]
             if isinstance(leaf, torch.Tensor):

@@ -27,6 +27,7 @@ from typing import (
     NamedTuple,
     NoReturn,
     TypeAlias,
+    TypeGuard,
     cast,
     final,
 )
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = [
+    "ROWS",
     "STATIC",
+    "UNBATCHED",
     "Aligned",
     "Found",
     "Kid",
@@ -51,10 +54,21 @@ __all__ = [
     "Schema",
     "Spliced",
     "Step",
+    "is_leaf",
+    "is_tensor",
 ]
 
 STATIC: Final = -1
 """The kind of an entry whose value lies in the box of statics."""
+
+UNBATCHED: Final = -2
+"""The kind of a tensor that lies among the statics: the batch does not index it."""
+
+ROWS: Final = -3
+"""The kind of an entry with one value per row: `ROWS` minus the rank of its codes.
+
+Its codes are a leaf, and the table of its values is among the statics.
+"""
 
 # More than any program uses on one structure; a program that makes up paths at
 # run time starts over instead of growing for ever.
@@ -69,7 +83,7 @@ _put = object.__setattr__
 class Found(NamedTuple):
     """Where an entry lies in the flat leaves and statics of a tree."""
 
-    kid: Kid  # feature rank of a tensor, STATIC, or the schema of a node
+    kid: Kid  # feature rank of a tensor, another kind, or the schema of a node
     lo: int  # its leaves are leaves[lo:hi]
     hi: int
     slo: int  # its statics are values[slo:shi]
@@ -136,16 +150,19 @@ class Schema:
     Attributes:
         cls: the class of the node.
         keys: the keys in the order in which people wrote them.
-        kids: for every key its feature rank (an int >= 0), `STATIC`, or the schema
-            of the nested node.
+        kids: for every key its feature rank (an int >= 0), `STATIC`, `UNBATCHED`,
+            `ROWS` minus the rank of the codes, or the schema of the nested node.
         surplus: for every key the batch dims that a nested node has beyond this one.
         order: the keys sorted, the order of leaves and statics.
         n: number of leaves.
         m: number of statics.
-        slots: place of every leaf of this very node by key.
+        slots: place of every tensor of this very node by key.
+        rows: places of all leaves that are codes.
         index: for every key `(kid, first leaf, first static, surplus)`.
         extra: whether a nested node has surplus batch dims.
         records: whether a node is of a class that declares its fields.
+        lazy: whether it is, or a nested node is, a stack whose members are kept apart.
+        plain: whether all leaves are tensors: no rows, no lazy stack.
     """
 
     __slots__ = (
@@ -161,10 +178,13 @@ class Schema:
         "index",
         "keys",
         "kids",
+        "lazy",
         "m",
         "n",
         "order",
+        "plain",
         "records",
+        "rows",
         "slots",
         "surplus",
     )
@@ -177,9 +197,12 @@ class Schema:
     n: int
     m: int
     slots: dict[str, int]
+    rows: tuple[int, ...]
     index: dict[str, tuple[Kid, int, int, int]]
     extra: bool
     records: bool
+    lazy: bool
+    plain: bool
     _hash: int
     _ranks: tuple[int, ...] | None
     _paths: tuple[Path, ...] | None
@@ -200,7 +223,7 @@ class Schema:
         Args:
             node_cls: the class of the node.
             keys: its keys.
-            kids: for every key a feature rank, `STATIC`, or the schema of a node.
+            kids: for every key its kind, as in `kids`.
             surplus: for every key the surplus of a node, None for all 0.
         """
         if surplus is not None:
@@ -258,8 +281,8 @@ class Schema:
     def __repr__(self) -> str:
         shown: list[str] = []
         for path, kid, *_ in self.walk():
-            kind = "node" if isinstance(kid, Schema) else kid
-            shown.append(f"{'.'.join(path)}: {'static' if kind == STATIC else kind}")
+            kind = kid if is_tensor(kid) else kind_name(kid).split()[1]
+            shown.append(f"{'.'.join(path)}: {kind}")
         return f"Schema({', '.join(shown)})"
 
     # Reading
@@ -287,8 +310,8 @@ class Schema:
     def entries(self) -> tuple[tuple[int, str, int, type[Any] | None], ...]:
         """Return the structure as one flat list of `(depth, key, kind, class)`.
 
-        Kind is the feature rank of a tensor, `STATIC`, or the surplus batch dims of
-        a node; class is None except for nodes.
+        Kind is what `kids` has, or the surplus batch dims of a node; class is None
+        except for nodes.
         """
         flat: list[tuple[int, str, int, type[Any] | None]] = []
         stack: list[tuple[Schema, Iterator[str]]] = [(self, iter(self.keys))]
@@ -311,8 +334,8 @@ class Schema:
         if known is None:
             ranks = [0] * self.n
             for _, kid, lo, _, surplus in self.walk():
-                if not isinstance(kid, Schema) and kid != STATIC:
-                    ranks[lo] = kid + surplus
+                if is_leaf(kid):
+                    ranks[lo] = rank_of(kid) + surplus
             known = tuple(ranks)
             _put(self, "_ranks", known)
         return known
@@ -323,7 +346,7 @@ class Schema:
         if known is None:
             paths: list[Path] = [()] * self.n
             for path, kid, lo, _, _ in self.walk():
-                if not isinstance(kid, Schema) and kid != STATIC:
+                if is_leaf(kid):
                     paths[lo] = path
             known = tuple(paths)
             _put(self, "_paths", known)
@@ -349,9 +372,73 @@ class Schema:
         """Return the path of every static, in the order of the statics."""
         paths: list[Path] = [()] * self.m
         for path, kid, _, slo, _ in self.walk():
-            if kid == STATIC:
+            if is_kept(kid):
                 paths[slo] = path
         return tuple(paths)
+
+    def unbatched(self) -> tuple[int, ...]:
+        """Return the places among the statics of tensors without the batch."""
+        known = self._memo.get("unbatched")
+        if known is None:
+            places = [step.slo for step in self.walk() if step.kid == UNBATCHED]
+            known = self._remember("unbatched", tuple(sorted(places)))
+        return known
+
+    def coded(self) -> tuple[tuple[int, int], ...]:
+        """Return the places of codes: `(leaf, its table among the statics)`."""
+        if not self.rows:
+            return ()
+        known = self._memo.get("coded")
+        if known is None:
+            places = [
+                (step.lo, step.slo)
+                for step in self.walk()
+                if not isinstance(step.kid, Schema) and step.kid <= ROWS
+            ]
+            known = self._remember("coded", tuple(sorted(places)))
+        return known
+
+    def without(
+        self, places: tuple[int, ...]
+    ) -> tuple[Schema, tuple[int, ...], tuple[int, ...]]:
+        """Return the schema without some leaves, and the places of what stays.
+
+        Nodes stay, even when nothing is left in them; tables go with their codes.
+        """
+        token = ("without", places)
+        known = self._memo.get(token)
+        if known is None:
+            gone = set(places)
+            tables = {slo for slot, slo in self.coded() if slot in gone}
+            kids = enumerate(self.leaf_kids())
+            leaf = [None if i in gone else rank for i, rank in kids]
+            schema = self._rebuilt(leaf)
+            slots = tuple([i for i in range(self.n) if i not in gone])
+            sslots = tuple([i for i in range(self.m) if i not in tables])
+            known = self._remember(token, (schema, slots, sslots))
+        return known
+
+    def restored(self, places: tuple[int, ...], done: Schema) -> Schema:
+        """Return `done`, computed from ``without(places)``, with these leaves again.
+
+        They keep their feature ranks.
+        """
+        bare, slots, _ = self.without(places)
+        if done is bare:
+            return self
+        ranks = list(self.leaf_kids())
+        for slot, rank in zip(slots, done.leaf_kids(), strict=True):
+            ranks[slot] = rank
+        total: dict[Path, int] = {(): 0}
+        surpluses: list[int] = []
+        for path, kid, _, _, surplus in done.walk():
+            if isinstance(kid, Schema):
+                # A node that was emptied tells nothing of its batch dims.
+                own = self._own_surplus(path)
+                above = total[path[:-1]]
+                total[path] = surplus if kid.n else above + own
+                surpluses.append(total[path] - above)
+        return self._rebuilt(ranks, surpluses=surpluses)
 
     def find(self, path: Path) -> Found | None:
         """Return where the entry at `path` lies, None if there is none."""
@@ -373,8 +460,8 @@ class Schema:
         hi, shi = lo + 1, slo
         if isinstance(kid, Schema):
             hi, shi = lo + kid.n, slo + kid.m
-        elif kid == STATIC:
-            hi, shi = lo, slo + 1
+        else:
+            hi, shi = lo + _leaves_of(kid), slo + _statics_of(kid)
         found = Found(kid, lo, hi, slo, shi, surplus)
         self._found[path] = found
         return found
@@ -384,16 +471,14 @@ class Schema:
         return self.index.get(key)
 
     def slot(self, path: Any) -> int | None:
-        """Return the place of the leaf at `path`, None if there is no leaf."""
+        """Return the place of the tensor at `path`, None if there is none."""
         try:
             found = self._found.get(path)
         except TypeError:  # an index, not a path
             return None
         if found is None:
             found = self.find(path)
-        if found is None or found.hi == found.lo or isinstance(found.kid, Schema):
-            return None
-        return found.lo
+        return found.lo if found is not None and is_tensor(found.kid) else None
 
     def blocked(self, path: Path) -> Path | None:
         """Return the part of `path` that is a leaf although `path` goes on, or None."""
@@ -407,6 +492,36 @@ class Schema:
                 return path[: i + 1]
             schema = kid
         return None
+
+    def lazy_on(self, path: Path) -> int:
+        """Return how many keys of `path` lead to a lazy stack on its way, or 0."""
+        schema = self
+        if not schema.lazy:
+            return 0
+        for i, key in enumerate(path[:-1]):
+            entry = schema.index.get(key)
+            kid = None if entry is None else entry[0]
+            if not isinstance(kid, Schema):
+                return 0
+            schema = kid
+            if _is_lazy(schema):
+                return i + 1
+        return 0
+
+    def lazies(self) -> tuple[tuple[int, Path, int], ...]:
+        """Return for every lazy stack its leaf, and path and surplus of its node."""
+        if not self.lazy:
+            return ()
+        known = self._memo.get("lazies")
+        if known is None:
+            found: list[tuple[int, Path, int]] = [(0, (), 0)] if _is_lazy(self) else []
+            found += [
+                (step.lo, step.path, step.surplus)
+                for step in self.walk()
+                if isinstance(step.kid, Schema) and _is_lazy(step.kid)
+            ]
+            known = self._remember("lazies", tuple(found))
+        return known
 
     def home(self, path: Path) -> Path:
         """Return the path of the deepest node on the way to the entry at `path`."""
@@ -452,11 +567,7 @@ class Schema:
             else:
                 steps = [Step((key,), *self.index[key]) for key in self.keys]
             if leaves_only:
-                steps = [
-                    s
-                    for s in steps
-                    if not isinstance(s.kid, Schema) and s.kid != STATIC
-                ]
+                steps = [step for step in steps if is_tensor(step.kid)]
             if sort:
                 steps.sort(key=lambda step: step.path)
             known = self._remember(token, tuple(steps))
@@ -562,7 +673,7 @@ class Schema:
         for path, kid, lo, _, _ in self.walk():
             if isinstance(kid, Schema):
                 surpluses.append(joint[path][-1])
-            elif kid != STATIC:
+            elif is_leaf(kid):
                 leaf[lo] = joint[path][-1]
         paths = self.paths()
         schema = self._rebuilt(leaf, surpluses=surpluses)
@@ -578,8 +689,8 @@ class Schema:
             if isinstance(kid, Schema):
                 segments[path] = (*segments[above], surplus - total[above])
                 total[path] = surplus
-            elif kid != STATIC:
-                segments[path] = (*segments[above], kid)
+            elif is_leaf(kid):
+                segments[path] = (*segments[above], rank_of(kid))
         return segments
 
     # Making others
@@ -649,10 +760,11 @@ class Schema:
             stays = (path in chosen) is keep
             if isinstance(kid, Schema):
                 nodes.append(stays)
-            elif kid == STATIC:
+                continue
+            if is_kept(kid):
                 static[slo] = stays
-            else:
-                leaf[lo] = kid if stays else None
+            if is_leaf(kid):
+                leaf[lo] = rank_of(kid) if stays else None
         schema = self._rebuilt(leaf, static=static, nodes=nodes)
         slots = tuple([i for i, kid in enumerate(leaf) if kid is not None])
         sslots = tuple([i for i, stays in enumerate(static) if stays])
@@ -715,7 +827,8 @@ class Schema:
     ) -> tuple[tuple[Schema, tuple[int, ...]], tuple[Schema, tuple[int, ...]]]:
         """Return the schema of the leaves `chosen` and that of all the rest.
 
-        Statics and nodes that were empty before go with the rest.
+        Statics and nodes that were empty before go with the rest, and codes must,
+        whose tables are statics.
         """
         token = ("parted", chosen)
         known = self._memo.get(token)
@@ -743,8 +856,8 @@ class Schema:
         """Return for every leaf its dims behind the batch dims of its *own* node."""
         kids = [0] * self.n
         for _, kid, lo, _, _ in self.walk():
-            if not isinstance(kid, Schema) and kid != STATIC:
-                kids[lo] = kid
+            if is_leaf(kid):
+                kids[lo] = rank_of(kid)
         return tuple(kids)
 
     def replaced(self, nodes: tuple[tuple[int, Schema, int], ...]) -> Schema:
@@ -782,8 +895,8 @@ class Schema:
                 dims[path] = dims[above] if own == 0 else max(dims[above], was)
                 total[path] = was
                 surpluses.append(dims[path] - dims[above])
-            elif kid != STATIC:
-                leaf[lo] = max(0, old + surplus + kid - dims[above])
+            elif is_leaf(kid):
+                leaf[lo] = max(0, old + surplus + rank_of(kid) - dims[above])
         return self._rebuilt(leaf, surpluses=surpluses)
 
     def with_ranks(
@@ -830,7 +943,7 @@ class Schema:
                     _shared_prefix(shapes, inside, most, above) if kid.n else above
                 )
                 surpluses.append(dims[path] - above)
-            elif kid != STATIC:
+            elif is_leaf(kid):
                 leaf[lo] = len(shapes[lo]) - above
         return self._rebuilt(leaf, surpluses=surpluses), batch
 
@@ -868,7 +981,7 @@ class Schema:
                     most = _counted(shapes, kid.ranks(), inside, lo)
                 dims[path] = _shared_prefix(shapes, inside, most, above)
                 surpluses.append(dims[path] - above)
-            elif kid != STATIC:
+            elif is_leaf(kid):
                 shape = shapes[lo]
                 if shape is not None:
                     leaf[lo] = len(shape) - above
@@ -921,7 +1034,8 @@ class Schema:
 
         Args:
             leaf: new feature rank of every leaf, None to leave it out.
-            static: which statics stay; None keeps all.
+            static: which statics stay; None keeps all. The table of codes goes with
+                its leaf.
             nodes: which nested nodes (in the order of `walk`) stay even if nothing
                 in them does; None keeps all.
             surpluses: new surplus of every nested node, in the order of `walk`.
@@ -945,13 +1059,12 @@ class Schema:
                         _Rebuild(kid, lo, slo, key, surplus, keep=keep, sort=sort)
                     )
                     break
-                if kid == STATIC:
-                    if static is None or static[slo]:
-                        draft.add(key, STATIC, 0)
-                else:
+                if is_leaf(kid):
                     rank = leaf[lo]
                     if rank is not None:
-                        draft.add(key, rank, 0)
+                        draft.add(key, _with_rank(kid, rank), 0)
+                elif static is None or static[slo]:
+                    draft.add(key, kid, 0)
             else:
                 stack.pop()
                 built = Schema(
@@ -1108,17 +1221,18 @@ class _Move:
                     stack.append((path, iter(self.below[path])))
                     break
                 kind = cast("int", end.kid)
-                if kind != STATIC:
-                    kind = max(0, kind + end.surplus - self.total[above])
+                if is_leaf(kind):
+                    rank = rank_of(kind) + end.surplus - self.total[above]
+                    kind = _with_rank(kind, max(0, rank))
                 flat.append((len(stack), key, kind, None))
             else:
                 stack.pop()
         schema = schema_from_entries(self.schema.cls, flat)
         slots, sslots = [0] * schema.n, [0] * schema.m
         for path, kid, lo, slo, _ in schema.walk():
-            if kid == STATIC:
+            if is_kept(kid):
                 sslots[slo] = self.ends[path].slo
-            elif not isinstance(kid, Schema):
+            if is_leaf(kid):
                 slots[lo] = self.ends[path].lo
         return Moved(schema, tuple(slots), tuple(sslots), (), tuple(self.entered))
 
@@ -1155,16 +1269,54 @@ def schema_from_entries(
     return close()
 
 
+def is_leaf(kid: Kid) -> TypeGuard[int]:
+    """Return whether an entry of this kind is a leaf: a tensor, or codes."""
+    return not isinstance(kid, Schema) and (kid >= 0 or kid <= ROWS)
+
+
+def is_tensor(kid: Kid) -> bool:
+    """Return whether an entry of this kind is a tensor with the batch in front."""
+    return not isinstance(kid, Schema) and kid >= 0
+
+
+def is_kept(kid: Kid) -> TypeGuard[int]:
+    """Return whether an entry of this kind has a value among the statics."""
+    return not isinstance(kid, Schema) and kid < 0
+
+
+def rank_of(kid: int) -> int:
+    """Return the feature rank of a leaf."""
+    return kid if kid >= 0 else ROWS - kid
+
+
+def kind_name(kid: Kid) -> str:
+    """Return what people call the kind of an entry."""
+    if isinstance(kid, Schema):
+        return "a node"
+    if kid >= 0:
+        return "a tensor"
+    names = {STATIC: "a static value", UNBATCHED: "an unbatched tensor"}
+    return names.get(kid, "the rows of a list")
+
+
+def _is_lazy(schema: Schema) -> bool:
+    return schema.n > 0 and getattr(schema.cls, "is_lazy", False)
+
+
+def _with_rank(kid: int, rank: int) -> int:
+    return rank if kid >= 0 else ROWS - rank
+
+
 def _leaves_of(kid: Kid) -> int:
     if isinstance(kid, Schema):
         return kid.n
-    return 0 if kid == STATIC else 1
+    return int(is_leaf(kid))
 
 
 def _statics_of(kid: Kid) -> int:
     if isinstance(kid, Schema):
         return kid.m
-    return 1 if kid == STATIC else 0
+    return int(is_kept(kid))
 
 
 def _counted(
@@ -1188,6 +1340,10 @@ def _shared_prefix(
     return most
 
 
+def _declares_fields(node_cls: type[Any]) -> bool:
+    return getattr(node_cls, "_record", None) is not None
+
+
 def _make(
     node_cls: type[Any],
     keys: tuple[str, ...],
@@ -1207,20 +1363,23 @@ def _make(
     n = m = 0
     index: dict[str, tuple[Kid, int, int, int]] = {}
     slots: dict[str, int] = {}
+    rows: list[int] = []
     extra = False
-    records = getattr(node_cls, "_record", None) is not None
+    lazy = False
     for key in order:
         kid, more = entries[key]
         index[key] = (kid, n, m, more)
         if isinstance(kid, Schema):
+            rows += [n + slot for slot in kid.rows]
             n, m = n + kid.n, m + kid.m
-            records = records or kid.records
             extra = extra or kid.extra or more > 0
-        elif kid == STATIC:
-            m += 1
-        else:
+            lazy = lazy or kid.lazy
+            continue
+        if kid >= 0:
             slots[key] = n
-            n += 1
+        elif kid <= ROWS:
+            rows.append(n)
+        n, m = n + is_leaf(kid), m + is_kept(kid)
     _put(schema, "cls", node_cls)
     _put(schema, "keys", keys)
     _put(schema, "kids", kids)
@@ -1229,9 +1388,14 @@ def _make(
     _put(schema, "n", n)
     _put(schema, "m", m)
     _put(schema, "slots", slots)
+    _put(schema, "rows", tuple(rows))
     _put(schema, "index", index)
     _put(schema, "extra", extra)
-    _put(schema, "records", records)
+    inside = [kid.records for kid in kids if isinstance(kid, Schema)]
+    _put(schema, "records", _declares_fields(node_cls) or any(inside))
+    lazy = lazy or (n > 0 and getattr(node_cls, "is_lazy", False))
+    _put(schema, "lazy", lazy)
+    _put(schema, "plain", not rows and not lazy)
     _put(schema, "_hash", own_hash)
     _put(schema, "_ranks", None)
     _put(schema, "_paths", None)
@@ -1255,6 +1419,7 @@ register_trace_constant(
         "blocked",
         "canon",
         "child",
+        "coded",
         "dotted",
         "entries",
         "field_names",
@@ -1265,6 +1430,8 @@ register_trace_constant(
         "home_name",
         "inferred",
         "joined",
+        "lazies",
+        "lazy_on",
         "leaf_kids",
         "leaf_names",
         "listed",
@@ -1282,10 +1449,13 @@ register_trace_constant(
         "ranks",
         "rebased",
         "replaced",
+        "restored",
         "settled",
         "sized",
         "slot",
         "static_paths",
+        "unbatched",
         "with_ranks",
+        "without",
     ),
 )

@@ -10,19 +10,30 @@ from itertools import repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tdfunc._core._torch import foreach_works, is_tracing
-from tdfunc._core.node import carried_size, make
-from tdfunc.errors import show_path
+from tdfunc._core.node import Node, carried_size, make
+from tdfunc._core.statics import gather_statics
+from tdfunc.errors import OperandError, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import torch
-
     from tdfunc._core.node import NodeT
     from tdfunc._core.schema import Schema
 
-__all__ = ["map_leaves", "pointwise", "with_leaves", "zip_leaves"]
+__all__ = [
+    "around_lazy",
+    "around_rows",
+    "feature_views",
+    "map_leaves",
+    "pointwise",
+    "refuse_rows",
+    "with_leaves",
+    "without_rows",
+    "zip_leaves",
+]
 
 
 def map_leaves(
@@ -72,6 +83,8 @@ def pointwise(
         each: the ``torch._foreach_*`` form of `fn`, None if there is none.
         args: passed on.
     """
+    if not node._schema.plain:
+        return _pointwise_apart(node, fn, each, *args)
     leaves = node._leaves
     if each is not None and foreach_works(leaves):
         try:
@@ -83,12 +96,110 @@ def pointwise(
     return with_leaves(node, map_leaves(node._schema, leaves, fn, *args))
 
 
+def _pointwise_apart(
+    node: NodeT, fn: Callable[..., Any], each: Callable[..., Any] | None, *args: Any
+) -> NodeT:
+    def call(td: Any) -> Any:
+        return pointwise(td, fn, each, *args)
+
+    return around_rows(node, call) if node._schema.rows else around_lazy(node, call)
+
+
 def with_leaves(node: NodeT, leaves: tuple[Any, ...]) -> NodeT:
     """Return the node with other leaves of the same shapes."""
     # Size before schema: another thread may settle the node in between, and then the
     # size that it stored goes with the schema that it stored.
     size = carried_size(node)
     return make(node._schema, leaves, node._statics, size, node._names)
+
+
+def around_rows(td: NodeT, fn: Callable[[NodeT], NodeT]) -> NodeT:
+    """Return ``fn(td)`` for a function that computes, which rows of values sit out.
+
+    `fn` gets the tree without them and returns one with the same entries and a batch
+    size to which that of `td` broadcasts; they are put back, as often as rows were
+    repeated.
+    """
+    old = td.batch_size
+    rows = td._schema.rows
+    done = fn(without_rows(td))
+    size = done.batch_size
+    codes = [td._leaves[slot] for slot in rows]
+    if size != old:
+        codes = [leaf.expand((*size, *leaf.shape[len(old) :])) for leaf in codes]
+    return _restored(td, rows, codes, done)
+
+
+def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
+    """Return ``fn(td, *operands)`` with the members of lazy stacks in turn.
+
+    `fn` gets the tree without its lazy stacks, and then every member of every stack,
+    each with its part of the operands: trees, tensors whose dims align with the batch
+    dims, or anything else as it is.
+    """
+    lazies = td._schema.lazies()
+    slots = tuple([slot for slot, _, _ in lazies])
+    bare = [_without(x, slots) if isinstance(x, Node) else x for x in operands]
+    done = fn(_without(td, slots), *bare)
+    stacks: list[Any] = []
+    for slot, _, surplus in lazies:
+        own: list[Any] = []
+        for x in operands:
+            if isinstance(x, Node):
+                own.append(x._leaves[slot])
+            elif isinstance(x, torch.Tensor) and x.dim() and surplus:
+                own.append(x.reshape((*x.shape, *(1,) * surplus)))
+            else:
+                own.append(x)
+        stacks.append(td._leaves[slot].each(fn, *own))
+    return _restored(td, slots, stacks, done)
+
+
+def without_rows(td: NodeT) -> NodeT:
+    """Return the tree without the entries that have one value for every row."""
+    return _without(td, td._schema.rows)
+
+
+def _without(td: NodeT, places: tuple[int, ...]) -> NodeT:
+    """Return the tree without some of its leaves."""
+    if not places:
+        return td
+    size = td.batch_size
+    bare, slots, sslots = td._schema.without(places)
+    leaves = tuple([td._leaves[slot] for slot in slots])
+    statics = gather_statics([(td._statics, slot) for slot in sslots])
+    return make(bare, leaves, statics, size, td._names)
+
+
+def _restored(
+    td: NodeT, places: tuple[int, ...], back: Sequence[Any], done: NodeT
+) -> NodeT:
+    """Return `done`, computed from `td` without some leaves, with these put back."""
+    size = done.batch_size
+    values = iter(done._leaves)
+    given = dict(zip(places, back, strict=True))
+    leaves = tuple(
+        [given[i] if i in given else next(values) for i in range(td._schema.n)]
+    )
+    schema = td._schema.restored(places, done._schema)
+    return make(schema, leaves, td._statics, size, done._names)
+
+
+def refuse_rows(td: Node, what: str) -> None:
+    """Raise if an entry has one value for every row, which `what` can not take.
+
+    Raises:
+        OperandError: naming the first of them.
+    """
+    rows = td._schema.rows
+    if rows:
+        raise OperandError(
+            f"{what} is not defined for one value per row",
+            path=td._schema.paths()[rows[0]],
+            expected="tensors",
+            got="rows of values that are no tensors",
+            fix=f"td.filter_non_tensor().{what}(...) leaves them out",
+        )
 
 
 def feature_views(value: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core.batch import as_device, as_names, as_size
-from tdfunc._core.build import assemble
+from tdfunc._core.build import assemble, map_unbatched
 from tdfunc._core.mismatch import check_same_entries
-from tdfunc._core.node import Node, NodeT, carried_size, make
-from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc._core.node import Node, NodeT, carried_size, make, value_at
+from tdfunc._core.schema import Schema
+from tdfunc._core.tree import map_leaves, zip_leaves
 from tdfunc._ops import restructure
-from tdfunc.errors import InvalidLeafError, OptionError
+from tdfunc.errors import BatchSizeError, InvalidLeafError, OptionError, show_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tdfunc.typing import Device, DimNames, Entries, Size
 
 __all__ = [
@@ -28,6 +30,30 @@ __all__ = [
     "to_dict",
     "with_statics",
 ]
+
+
+def _check_rows(td: Node) -> None:
+    """Raise if a list of texts is longer than what the batch size became."""
+    schema = td._schema
+    ranks, paths = schema.leaf_kids(), schema.paths()
+    for slot in schema.rows:
+        if ranks[slot]:
+            shape = td._leaves[slot].shape
+            other = next(
+                (p for p, x in zip(paths, td._leaves, strict=True) if x.shape != shape),
+                paths[slot],
+            )
+            found = td._leaves[paths.index(other)].shape
+            raise BatchSizeError(
+                "one value for every row, and not as many rows elsewhere",
+                path=paths[slot],
+                expected=f"a batch size that starts with {list(shape)}",
+                got=f"shape {list(found)} at {show_path(other)}",
+                fix="NonTensorData(value) keeps the list as one static value",
+            )
+
+
+_MOST_DIMS = 64  # of a tensor, in torch
 
 
 def to(
@@ -86,9 +112,36 @@ def to(
         cast = dtype if not floating_only or leaf.is_floating_point() else None
         return leaf.to(device=device, dtype=cast, non_blocking=non_blocking)
 
-    leaves = map_leaves(td._schema, td._leaves, move)
+    def go(codes: torch.Tensor) -> torch.Tensor:
+        return codes.to(device=device, non_blocking=non_blocking)
+
+    return _replaced(td, move, go)
+
+
+def _replaced(
+    td: NodeT,
+    fn: Callable[[torch.Tensor], torch.Tensor],
+    on_codes: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> NodeT:
+    """Return the tree with ``fn(tensor)`` for all tensors, unbatched ones included.
+
+    The tree itself, when `fn` returned what it was given.
+    """
+    size = carried_size(td)
+    schema, statics = td._schema, td._statics
+    if schema.rows and on_codes is not None:
+        rows = set(schema.rows)
+        fns = [on_codes if slot in rows else fn for slot in range(schema.n)]
+        pairs = (fns, td._leaves)
+        leaves = zip_leaves(schema, pairs, lambda each, leaf: each(leaf))
+    else:
+        leaves = map_leaves(schema, td._leaves, fn)
     same = all([x is y for x, y in zip(leaves, td._leaves, strict=True)])
-    return td if same else with_leaves(td, leaves)
+    box = map_unbatched(schema, statics, fn)
+    kept = schema.unbatched()
+    if same and all([box.values[at] is statics.values[at] for at in kept]):
+        return td
+    return make(schema, leaves, box, size, td._names)
 
 
 def _once(name: str, old: Any, new: Any) -> Any:
@@ -107,13 +160,13 @@ def detach(td: NodeT) -> NodeT:
         >>> td.detach().requires_grad
         False
     """
-    return with_leaves(td, tuple([leaf.detach() for leaf in td._leaves]))
+    return _replaced(td, lambda leaf: leaf.detach())
 
 
 def clone(td: NodeT) -> NodeT:
     """Return the tree with a copy of every leaf: it shares no memory with `td`.
 
-    Statics and the schema are shared; they can not change.
+    Statics that are no tensors, and the schema, are shared.
 
     Examples:
         >>> import torch
@@ -122,7 +175,7 @@ def clone(td: NodeT) -> NodeT:
         >>> td.clone()["x"].data_ptr() == td["x"].data_ptr()
         False
     """
-    return with_leaves(td, tuple([leaf.clone() for leaf in td._leaves]))
+    return _replaced(td, lambda leaf: leaf.clone())
 
 
 def contiguous(td: NodeT) -> NodeT:
@@ -135,9 +188,7 @@ def contiguous(td: NodeT) -> NodeT:
         >>> td.contiguous()["x"].is_contiguous()
         True
     """
-    leaves = tuple([leaf.contiguous() for leaf in td._leaves])
-    same = all([x is y for x, y in zip(leaves, td._leaves, strict=True)])
-    return td if same else with_leaves(td, leaves)
+    return _replaced(td, lambda leaf: leaf.contiguous())
 
 
 def with_statics(td: NodeT, other: Node) -> NodeT:
@@ -155,10 +206,13 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
         >>> a.with_statics(b)["s"]
         'y'
     """
-    if not td._schema.matches(other._schema):
-        check_same_entries((td, other), "the trees do not have the same entries")
+    check_same_entries((td, other))
     size = carried_size(td)
-    return make(td._schema, td._leaves, other._statics, size, td._names)
+    box = other._statics
+    # Codes belong to their table, and both stay.
+    for _, at in td._schema.coded():
+        box = box.spliced(at, at + 1, td._statics.part(at, at + 1))
+    return make(td._schema, td._leaves, box, size, td._names)
 
 
 def to_dict(td: Node, *, retain_none: bool = True) -> dict[str, Any]:
@@ -183,10 +237,8 @@ def to_dict(td: Node, *, retain_none: bool = True) -> dict[str, Any]:
         if isinstance(kid, Schema):
             value: Any = {}
             nodes[path] = value
-        elif kid == STATIC:
-            value = td._statics.values[slo]
         else:
-            value = td._leaves[lo]
+            value = value_at(td, path, kid, lo, slo)
         nodes[path[:-1]][path[-1]] = value
     if retain_none and td._schema.records:
         for path in td._schema.absent():
@@ -249,10 +301,15 @@ def from_dict(
     size = as_size(() if batch_size is None else batch_size)
     if infer and isinstance(entries, Node):
         size = entries.batch_size
-    part = assemble(entries, size, Node._plain, device=as_device(device))
+    # A list of texts may tell the batch size, as a tensor does.
+    row_dims = None if not infer else _MOST_DIMS if batch_dims is None else batch_dims
+    part = assemble(
+        entries, size, Node._plain, device=as_device(device), row_dims=row_dims
+    )
     td: Any = make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]
     if infer:
         td = restructure.auto_batch_size(td, batch_dims)
+        _check_rows(td)
     if names is not None:
         size = td.batch_size
         given = as_names(names, len(size))

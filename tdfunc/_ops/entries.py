@@ -30,7 +30,7 @@ from tdfunc._core.node import (
     size_at,
 )
 from tdfunc._core.record import check_fields
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.schema import STATIC, Schema, is_leaf
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
 from tdfunc.errors import (
@@ -394,9 +394,9 @@ def _part_of(node: Node, key: str) -> Part:
     if isinstance(kid, Schema):
         leaves = node._leaves[lo : lo + kid.n]
         return Part(kid, surplus, leaves, node._statics.part(slo, slo + kid.m))
-    if kid == STATIC:
-        return Part(STATIC, 0, (), node._statics.part(slo, slo + 1))
-    return Part(kid, 0, (node._leaves[lo],), NO_STATICS)
+    leaves = (node._leaves[lo],) if is_leaf(kid) else ()
+    statics = node._statics.part(slo, slo + 1) if kid < 0 else NO_STATICS
+    return Part(kid, 0, leaves, statics)
 
 
 def replace(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> NodeT:

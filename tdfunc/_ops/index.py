@@ -15,6 +15,7 @@ import torch
 from tdfunc._core._torch import inside_transform
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
+from tdfunc._ops.members import renested
 from tdfunc.errors import TreeIndexError
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def at_index(td: NodeT, index: Index) -> NodeT:
         names = td.names
         if names is not None:
             names = as_names(names[1:], len(size) - 1)
-        return make(td._schema, leaves, td._statics, size[1:], names)
+        schema = td._schema
+        out = make(schema, leaves, td._statics, size[1:], names)
+        return renested(out) if schema.lazy else out
     schema = td._schema
     if isinstance(index, slice) and size:
         plan: Any = (index,)
@@ -68,7 +71,7 @@ def at_index(td: NodeT, index: Index) -> NodeT:
             leaves = tuple([leaf[single] for leaf in td._leaves])
         except IndexError as error:
             raise bad_index(td, index, error) from error
-        new = leaves[0].shape[: leaves[0].dim() - schema.ranks()[0]]
+        new = leaves[0].shape[: len(leaves[0].shape) - schema.ranks()[0]]
     else:
         leaves = ()
         try:
@@ -76,7 +79,8 @@ def at_index(td: NodeT, index: Index) -> NodeT:
         except IndexError as error:
             raise bad_index(td, index, error) from error
     names = names_at_plan(td, plan, len(new)) if td._names is not None else None
-    return make(schema, leaves, td._statics, new, names)
+    out = make(schema, leaves, td._statics, new, names)
+    return renested(out) if schema.lazy else out
 
 
 def size_at_plan(size: torch.Size, plan: tuple[Any, ...]) -> torch.Size:

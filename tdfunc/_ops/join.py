@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from tdfunc._core.build import Part
 from tdfunc._core.mismatch import check_same_entries
-from tdfunc._core.node import Node, make
-from tdfunc._core.statics import Statics
+from tdfunc._core.node import Node, make, size_at
+from tdfunc._core.rows import encode, merged, recoded
+from tdfunc._core.schema import ROWS, UNBATCHED, is_kept
+from tdfunc._core.statics import Statics, same_value
 from tdfunc._core.tree import map_leaves
+from tdfunc._ops.entries import graft
 from tdfunc._ops.shape import as_dim
 from tdfunc.errors import OperandError, ShapeError, StructureError, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from tdfunc.typing import Path
 
 __all__ = ["cat", "stack"]
 
@@ -24,8 +30,11 @@ T = TypeVar("T", bound=Node)
 def stack(tds: Iterable[T], dim: int = 0) -> T:
     """Return trees of equal structure stacked along a new batch dim.
 
+    A static that is the same in all trees stays one value, one that differs becomes
+    one value per row.
+
     Args:
-        tds: trees with the same entries, batch size, feature shapes and statics.
+        tds: trees with the same entries, batch size and feature shapes.
         dim: where the new batch dim will be, from -(n+1) to n for n batch dims.
 
     Returns:
@@ -35,7 +44,8 @@ def stack(tds: Iterable[T], dim: int = 0) -> T:
     Raises:
         OperandError: `tds` is empty or holds something else than trees.
         ShapeError: batch sizes or leaf shapes differ, or there is no such `dim`.
-        StructureError: entries or statics differ; all differences are listed.
+        StructureError: entries or unbatched tensors differ; all differences are
+            listed.
 
     Examples:
         >>> import torch
@@ -44,7 +54,7 @@ def stack(tds: Iterable[T], dim: int = 0) -> T:
         >>> tdfunc.stack(rows)["x"].shape
         torch.Size([4, 3])
     """
-    nodes = _nodes(tds)
+    nodes = as_nodes(tds)
     first = nodes[0]
     size = first.batch_size
     for i, node in enumerate(nodes):
@@ -56,8 +66,10 @@ def stack(tds: Iterable[T], dim: int = 0) -> T:
                 fix="tdfunc.cat joins along a dim that is there",
             )
     at = as_dim(first, dim, extra=1)
+    nodes = aligned(nodes)
+    first = nodes[0]
     leaves = _joined(nodes, torch.stack, at, None)
-    names = _shared_names(nodes)
+    names = shared_names(nodes)
     if names is not None:
         names = (*names[:at], None, *names[at:])
     new = torch.Size((*size[:at], len(nodes), *size[at:]))
@@ -67,9 +79,12 @@ def stack(tds: Iterable[T], dim: int = 0) -> T:
 def cat(tds: Iterable[T], dim: int | str = 0) -> T:
     """Return trees of equal structure joined along a batch dim that they have.
 
+    A static that is the same in all trees stays one value, one that differs becomes
+    one value per row.
+
     Args:
-        tds: trees with the same entries, feature shapes and statics, whose batch
-            sizes differ at `dim` only.
+        tds: trees with the same entries and feature shapes, whose batch sizes differ
+            at `dim` only.
         dim: the batch dim.
 
     Returns:
@@ -79,7 +94,8 @@ def cat(tds: Iterable[T], dim: int | str = 0) -> T:
         OperandError: `tds` is empty or holds something else than trees.
         ShapeError: batch sizes differ elsewhere, leaf shapes differ, or there is no
             such `dim`.
-        StructureError: entries or statics differ; all differences are listed.
+        StructureError: entries or unbatched tensors differ; all differences are
+            listed.
 
     Examples:
         >>> import torch
@@ -88,7 +104,7 @@ def cat(tds: Iterable[T], dim: int | str = 0) -> T:
         >>> tdfunc.cat([a, a, a]).batch_size
         torch.Size([6])
     """
-    nodes = _nodes(tds)
+    nodes = as_nodes(tds)
     first = nodes[0]
     at = as_dim(first, dim)
     size = first.batch_size
@@ -106,12 +122,19 @@ def cat(tds: Iterable[T], dim: int | str = 0) -> T:
                 got=list(own),
             )
         total += own[at]
+    nodes = aligned(nodes)
+    first = nodes[0]
     leaves = _joined(nodes, torch.cat, at, at)
     new = torch.Size((*size[:at], total, *size[at + 1 :]))
-    return make(first._schema, leaves, first._statics, new, _shared_names(nodes))
+    return make(first._schema, leaves, first._statics, new, shared_names(nodes))
 
 
-def _nodes(tds: Any) -> list[Any]:
+def as_nodes(tds: Any) -> list[Any]:
+    """Return the trees to join as a list.
+
+    Raises:
+        OperandError: there are none, or something else than trees.
+    """
     if isinstance(tds, Node):
         raise OperandError(
             "several trees are wanted",
@@ -128,6 +151,57 @@ def _nodes(tds: Any) -> list[Any]:
                 f"argument {i} is no tree", expected="a tree", got=type(node).__name__
             )
     return nodes
+
+
+def aligned(nodes: list[Any]) -> list[Any]:
+    """Return trees as they can be joined: statics that differ have become rows.
+
+    Entries with one value per row get one table for all trees; a static that is not
+    the same in all of them becomes the value of every row of its tree.
+    """
+    first = nodes[0]
+    if all(
+        [n._schema is first._schema and n._statics is first._statics for n in nodes]
+    ):
+        return nodes
+    paths: dict[Path, None] = {}
+    for node in nodes:
+        paths |= dict.fromkeys(node._schema.static_paths())
+    for path in paths:
+        found = [node._schema.find(path) for node in nodes]
+        if any([where is None or not is_kept(where.kid) for where in found]):
+            continue  # not in all: told with all differences of the entries
+        values = [n._statics.values[f.slo] for n, f in zip(nodes, found, strict=True)]
+        kinds = {where.kid for where in found}
+        if len(kinds) == 1 and all([same_value(values[0], v) for v in values[1:]]):
+            continue
+        if UNBATCHED not in kinds:
+            nodes = _as_rows(nodes, path, found, values)
+    return nodes
+
+
+def _as_rows(
+    nodes: list[Any], path: Path, found: list[Any], values: list[Any]
+) -> list[Any]:
+    """Return the trees with rows of one table at `path`."""
+    tables = [
+        value if where.kid <= ROWS else encode([value], ())[1]
+        for where, value in zip(found, values, strict=True)
+    ]
+    table = merged(tables)
+    out: list[Any] = []
+    for node, where, own in zip(nodes, found, tables, strict=True):
+        kid = where.kid
+        if kid <= ROWS:
+            codes = recoded(node._leaves[where.lo], own, table)
+        else:
+            kid = ROWS
+            code = table.codes[table.place_of(own.values[0])]
+            device = node.device
+            codes = torch.full(size_at(node, path[:-1]), code, device=device)
+        part = Part(kid, 0, (codes,), Statics((table,)))
+        out.append(graft(node, path, part))
+    return out
 
 
 def _joined(
@@ -164,8 +238,8 @@ def _check_like(nodes: list[Any], dim: int | None) -> None:
     for i, node in enumerate(nodes):
         if node._statics is not statics and node._statics != statics:
             raise StructureError(
-                f"tree {i} has other statics",
-                expected="equal statics",
+                f"tree {i} has other unbatched tensors",
+                expected="equal unbatched tensors",
                 got=_static_differences(nodes[0], node),
                 fix="td.with_statics(other) aligns them",
             )
@@ -209,7 +283,8 @@ def _static_differences(first: Any, node: Any) -> str:
     )
 
 
-def _shared_names(nodes: list[Any]) -> tuple[str | None, ...] | None:
+def shared_names(nodes: list[Any]) -> tuple[str | None, ...] | None:
+    """Return the dim names on which all trees agree."""
     if all([node._names is None for node in nodes]):
         return None
     columns = [node.names or (None,) * node.batch_dims for node in nodes]

@@ -11,7 +11,14 @@ from tdfunc._core.batch import as_size, misfit, refit
 from tdfunc._core.keys import short
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import map_leaves, zip_leaves
+from tdfunc._core.tree import (
+    around_lazy,
+    around_rows,
+    map_leaves,
+    refuse_rows,
+    without_rows,
+    zip_leaves,
+)
 from tdfunc.errors import BatchSizeError, InvalidLeafError, OperandError
 
 if TYPE_CHECKING:
@@ -31,8 +38,8 @@ def apply(
 ) -> NodeT:
     """Return the tree of ``fn(leaf, *leaves of others)``, paired by path.
 
-    Statics are kept and not given to `fn`. The batch size is kept; a function that
-    changes it needs `batch_size`.
+    Statics and rows of text are kept and not given to `fn`. The batch size is kept; a
+    function that changes it needs `batch_size`.
 
     Args:
         td: the tree.
@@ -60,6 +67,14 @@ def apply(
     schema = td._schema
     if others:
         _check_others(td, others)
+    if schema.lazy:
+        return around_lazy(td, lambda t, *more: apply(t, fn, *more), *others)
+    if schema.rows:
+        bare = [without_rows(other) for other in others]
+        return _beside_rows(
+            td, batch_size, lambda t: apply(t, fn, *bare, batch_size=batch_size)
+        )
+    if others:
         columns = (td._leaves, *[other._leaves for other in others])
         leaves = zip_leaves(schema, columns, fn)
     else:
@@ -100,6 +115,21 @@ def named_apply(
     schema = td._schema
     if others:
         _check_others(td, others)
+    if schema.lazy:
+        return around_lazy(
+            td,
+            lambda t, *more: named_apply(t, fn, *more, nested_keys=nested_keys),
+            *others,
+        )
+    if schema.rows:
+        bare = [without_rows(other) for other in others]
+        return _beside_rows(
+            td,
+            batch_size,
+            lambda t: named_apply(
+                t, fn, *bare, nested_keys=nested_keys, batch_size=batch_size
+            ),
+        )
     names = [short(p) if nested_keys else p[-1] for p in schema.paths()]
     columns = (names, td._leaves, *[other._leaves for other in others])
     return _rewrapped(td, zip_leaves(schema, columns, fn), size, batch_size)
@@ -113,8 +143,15 @@ def _check_others(td: Node, others: tuple[Node, ...]) -> None:
                 expected="a tree",
                 got=type(other).__name__,
             )
-        if not td._schema.matches(other._schema):
-            check_same_entries((td, *others), "the trees do not have the same entries")
+    check_same_entries((td, *others))
+
+
+def _beside_rows(
+    td: NodeT, batch_size: Size | None, fn: Callable[[NodeT], NodeT]
+) -> NodeT:
+    if batch_size is not None and as_size(batch_size) != td.batch_size:
+        refuse_rows(td, "apply")
+    return around_rows(td, fn)
 
 
 def _rewrapped(

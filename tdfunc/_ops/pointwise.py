@@ -34,7 +34,14 @@ from tdfunc._core.leaf import as_leaf
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.statics import same_value
-from tdfunc._core.tree import feature_views, pointwise, zip_leaves
+from tdfunc._core.tree import (
+    around_lazy,
+    around_rows,
+    feature_views,
+    pointwise,
+    without_rows,
+    zip_leaves,
+)
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -83,6 +90,8 @@ def binary(
         OperandError: `other` is of another kind, or does not broadcast.
         StructureError: `other` is a tree with other entries.
     """
+    if not td._schema.plain:
+        return _binary_apart(td, other, fn, each)
     if isinstance(other, Node):
         return _with_tree(td, other, fn, each)
     if isinstance(other, Numbers):
@@ -118,6 +127,9 @@ def _with_tree(
     if schema is oschema and size == osize:
         leaves = _paired(schema, td._leaves, other._leaves, fn, each)
         return make(schema, leaves, td._statics, size, td._names)
+    if type(other).is_lazy:
+        lazy: Any = other
+        return _with_tree(td, lazy.densify(), fn, each)
     _check_entries(td, other)
     joint = _joint_of_trees(size, osize)
     plan = schema.aligned(oschema, len(size), len(osize))
@@ -149,6 +161,8 @@ def ternary(
         StructureError: an operand is a tree with other entries.
     """
     operands = [_as_operand(one), _as_operand(two)]
+    if not td._schema.plain:
+        return _ternary_apart(td, operands, fn, each)
     sizes = [x.batch_size if isinstance(x, Node) else None for x in (td, *operands)]
     size = joint = td.batch_size
     whole = td._schema
@@ -211,13 +225,59 @@ def _as_operand(other: Any) -> Any:
     )
 
 
+def _binary_apart(
+    td: NodeT,
+    other: Any,
+    fn: Callable[[Any, Any], Any],
+    each: Callable[..., Any] | None,
+) -> NodeT:
+    """Apply a function of two to a tree with rows or lazy stacks."""
+    if td._schema.rows:
+        right = _bare_operand(td, other)
+        return around_rows(td, lambda left: binary(left, right, fn, each))
+    other = _as_operand(other)
+    if isinstance(other, Node):
+        other = _as_lazy(td, other)
+        _check_entries(td, other)
+    return around_lazy(td, lambda x, y: binary(x, y, fn, each), other)
+
+
+def _ternary_apart(
+    td: NodeT,
+    operands: list[Any],
+    fn: Callable[[Any, Any, Any], Any],
+    each: Callable[..., Any] | None,
+) -> NodeT:
+    """Apply a function of three to a tree with rows or lazy stacks."""
+    if td._schema.rows:
+        bare = [_bare_operand(td, operand) for operand in operands]
+        return around_rows(td, lambda left: ternary(left, *bare, fn, each))
+    for i, operand in enumerate(operands):
+        if isinstance(operand, Node):
+            operands[i] = _as_lazy(td, operand)
+            _check_entries(td, operands[i])
+    return around_lazy(td, lambda x, y, z: ternary(x, y, z, fn, each), *operands)
+
+
+def _as_lazy(td: Node, other: Node) -> Node:
+    """Return a dense operand of a lazy stack as a stack of the same kind."""
+    if type(td).is_lazy and not type(other).is_lazy:
+        return td._leaves[0].like(other)
+    return other
+
+
+def _bare_operand(td: Node, other: Any) -> Any:
+    """Return the operand without rows, which must be where those of `td` are."""
+    if not isinstance(other, Node):
+        return other
+    _check_entries(td, other)
+    return without_rows(other)
+
+
 def _check_entries(td: Node, other: Node) -> None:
-    if not td._schema.matches(other._schema):
-        check_same_entries(
-            (td, other),
-            "the trees do not have the same entries",
-            fix="td.select(*keys) keeps the entries that both have",
-        )
+    if td._schema is not other._schema:
+        fix = "td.select(*keys) keeps the entries that both have"
+        check_same_entries((td, other), fix=fix)
 
 
 def _joint_of_tensor(size: torch.Size, other: torch.Tensor) -> torch.Size:

@@ -17,6 +17,7 @@ import torch
 from tdfunc._core._torch import is_tracing
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
+from tdfunc._ops.members import renested
 from tdfunc.errors import OperandError, ShapeError, TreeIndexError
 
 if TYPE_CHECKING:
@@ -711,7 +712,8 @@ def unbind(td: NodeT, dim: int | str = 0) -> tuple[NodeT, ...]:
     if not td._schema.n:
         return tuple([_shaped(td, (), rest, names) for _ in range(size[at])])
     rows = zip(*[x.unbind(at) for x in td._leaves], strict=True)
-    return tuple([_shaped(td, row, rest, names) for row in rows])
+    trees = tuple([_shaped(td, row, rest, names) for row in rows])
+    return tuple(map(renested, trees)) if td._schema.lazy else trees
 
 
 def iterate(td: NodeT) -> Iterator[NodeT]:

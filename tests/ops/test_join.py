@@ -187,7 +187,7 @@ def test_every_difference_of_every_tree_is_listed(join: Any) -> None:
     assert "td['n', 'd'] is extra" in text
     # What is inside an extra node goes without saying.
     assert "'e'" not in text
-    assert "td['s'] is a tensor, not a static" in text
+    assert "td['s'] is a tensor, not a static value" in text
     assert "argument 4: td['n'] is a tensor, not a TensorDict" in text or (
         "td['n'] is a tensor, not a TensorDict" in text
     )

@@ -298,7 +298,7 @@ def test_all_missing_extra_and_other_entries_are_listed(symbol: str) -> None:
         "td['n', 'q'] is missing",
         "td['z'] is extra",
         "td['n', 'r'] is extra",
-        "td['n', 'p'] is a static, not a tensor",
+        "td['n', 'p'] is a static value, not a tensor",
     ):
         assert part in text
     assert "td['x']" not in text

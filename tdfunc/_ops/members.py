@@ -1,0 +1,549 @@
+"""The members of a lazy stack, as the one leaf of its node.
+
+A lazy stack is a node with a single leaf, a `Members`, that holds the trees and acts
+as a tensor of the batch shape does: operations that move rows call torch's functions
+and methods on every leaf, and find here what they mean for trees kept apart. What is
+not here raises and names `densify`.
+
+As a pytree, `Members` are nodes of their own. Their children are the member trees
+**with the stack dim present at size 1**, a view, so that a dim of the batch is the same
+dim in all leaves, and a stack dim that was mapped or reduced is missed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from tdfunc._core.build import Part
+from tdfunc._core.leaf import LeafLike
+from tdfunc._core.node import Node, make
+from tdfunc._core.schema import Schema
+from tdfunc._core.statics import NO_STATICS
+from tdfunc._ops import entries
+from tdfunc.errors import OperandError, ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tdfunc.typing import Path
+
+__all__ = ["MEMBERS", "Members", "lazy_node", "renested"]
+
+MEMBERS = "members"
+"""The key of the one leaf in the node of a lazy stack."""
+
+
+@final
+class Members(LeafLike):
+    """Trees along one batch dim; see the module.
+
+    Args:
+        trees: the members, with equally many batch dims.
+        dim: the stack dim.
+        rest: the batch size without the stack dim, asked for only without members.
+    """
+
+    __slots__ = ("_dim", "_flat", "_trees", "behind", "rest")
+
+    def __init__(
+        self, trees: Sequence[Any], dim: int, rest: Sequence[int] = ()
+    ) -> None:
+        if trees:
+            rest = _joint([tree.batch_size for tree in trees])
+        self._trees: tuple[Any, ...] | None = tuple(trees)
+        self._dim = dim
+        self._flat: tuple[Any, ...] | None = None
+        self.behind = len(rest) + 1 - dim  # batch dims from the stack dim on
+        self.rest = tuple(rest)
+
+    @classmethod
+    def unflattened(
+        cls, flat: tuple[Any, ...], behind: int, rest: tuple[int, ...]
+    ) -> Members:
+        """Return members from what a pytree function made of them.
+
+        Where the stack dim is now is looked for when it is needed: counted from the
+        last batch dim it is where it was, if dims came or went in front.
+        """
+        self = object.__new__(cls)
+        self._trees = None
+        self._dim = -1
+        self._flat = flat
+        self.behind = behind
+        self.rest = rest
+        if not flat:
+            self._trees, self._dim = (), len(rest) + 1 - behind
+        return self
+
+    # The members
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return the members with the stack dim at size 1."""
+        flat = self._flat
+        if flat is None:
+            flat = self._flat = tuple([t.unsqueeze(self._dim) for t in self.trees])
+        return flat
+
+    @property
+    def trees(self) -> tuple[Any, ...]:
+        """The members.
+
+        Raises:
+            OperandError: the stack dim is gone.
+        """
+        return self._resolve()
+
+    def _resolve(self) -> tuple[Any, ...]:
+        trees = self._trees
+        if trees is None:
+            dim = self._found()
+            if dim < 0:
+                raise OperandError(
+                    "the stack dim of a lazy stack was mapped, indexed or reduced",
+                    expected="members that keep the stack dim, of size 1",
+                    got=f"batch sizes {[list(s) for s in self._sizes()]}",
+                    fix="td.densify() first, or map another dim",
+                )
+            trees = tuple([tree.squeeze(dim) for tree in self._flat or ()])
+            self._dim = dim
+            self._trees = trees
+        return trees
+
+    @property
+    def stack_dim(self) -> int:
+        """The dim along which the members lie."""
+        self._resolve()
+        return self._dim
+
+    def _sizes(self) -> list[torch.Size]:
+        flat = self._flat or ()
+        return [t.batch_size if isinstance(t, Node) else torch.Size() for t in flat]
+
+    def _found(self) -> int:
+        """Return the stack dim of the flat members, -1 if it is gone."""
+        sizes = self._sizes()
+        dims = {len(size) for size in sizes}
+        if len(dims) != 1:
+            return -1
+        count = dims.pop()
+        counted = count - self.behind
+        for dim in (counted, *range(count)):
+            if 0 <= dim < count and all([size[dim] == 1 for size in sizes]):
+                return dim
+        return -1
+
+    # As a tensor
+
+    @property
+    def known_shape(self) -> torch.Size | None:
+        """The shape, None if the stack dim is gone."""
+        if self._trees is None and self._found() < 0:
+            return None
+        return self.shape
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size; -1 where the members differ."""
+        trees, dim = self.trees, self._dim
+        rest = _joint([tree.batch_size for tree in trees]) if trees else self.rest
+        return torch.Size((*rest[:dim], len(trees), *rest[dim:]))
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dims."""
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """Return the number of batch dims."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Return the number of rows, 1 at least where it is not the same in all."""
+        count = 1
+        for size in self.shape:
+            count *= abs(size)
+        return count
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of all members, None if they differ."""
+        return _common([tree.device for tree in self.trees])
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all members, None if they differ."""
+        return _common([tree.dtype for tree in self.trees])
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a member takes part in autograd."""
+        return any([tree.requires_grad for tree in self.trees])
+
+    # Each member
+
+    def each(self, fn: Callable[..., Any], *operands: Any) -> Members:
+        """Return the members ``fn(member, *its parts of the operands)``."""
+        columns = [self.parts(operand) for operand in operands]
+        rows = zip(self.trees, *columns, strict=True)
+        trees = [fn(*row) for row in rows]
+        if not trees:
+            return self
+        return Members(trees, trees[0].batch_dims + 1 - self._from_end())
+
+    def parts(self, operand: Any) -> list[Any]:
+        """Return what belongs to each member of an operand.
+
+        Raises:
+            ShapeError: it is a stack of another length, or along another dim.
+        """
+        count = len(self.trees)
+        behind = self._from_end()
+        if isinstance(operand, Members):
+            if len(operand.trees) != count or operand._from_end() != behind:
+                raise ShapeError(
+                    "the lazy stacks do not pair up",
+                    expected=f"shape {list(self.shape)}, stacked along {self._dim}",
+                    got=f"shape {list(operand.shape)}, stacked along {operand._dim}",
+                )
+            return list(operand.trees)
+        if isinstance(operand, (torch.Tensor, Node)):
+            dim = operand.dim() - behind
+            if dim >= 0:
+                if operand.shape[dim] == 1 and count != 1:
+                    return [operand.squeeze(dim)] * count
+                return list(operand.unbind(dim))
+        return [operand] * count
+
+    def like(self, other: Any) -> Any:
+        """Return a dense tree as a lazy stack that pairs up with this one."""
+        dim = other.batch_dims - self._from_end()
+        return lazy_node(Members(self.parts(other), dim), other._names)
+
+    def _from_end(self) -> int:
+        """Return how many batch dims there are from the stack dim on."""
+        return len(self.shape) - self._dim
+
+    def _chosen(self, places: Iterable[int]) -> Members:
+        trees = self.trees
+        return Members([trees[at] for at in places], self._dim, self._rest())
+
+    def _rest(self) -> tuple[int, ...]:
+        shape = self.shape
+        return (*shape[: self._dim], *shape[self._dim + 1 :])
+
+    # Moving rows
+
+    def __getitem__(self, index: Any) -> Any:
+        plan = index if isinstance(index, tuple) else (index,)
+        at = -1
+        used = 0
+        for i, item in enumerate(plan):
+            dims = _dims_of(item)
+            if used <= self._dim < used + dims:
+                at = i
+                break
+            used += dims
+        if at < 0:
+            return self._indexed(plan, range(len(self.trees)), plan)
+        item = plan[at]
+        trees = self.trees
+        if isinstance(item, int):
+            if not any([isinstance(x, torch.Tensor) and x.dim() for x in plan]):
+                rest = (*plan[:at], *plan[at + 1 :])
+                return trees[item] if _is_whole(rest) else trees[item][rest]
+            own = (*plan[:at], 0, *plan[at + 1 :])
+            return trees[item].unsqueeze(self._dim)[own]
+        if isinstance(item, torch.Tensor):
+            tensors = [x for x in plan if isinstance(x, torch.Tensor) and x.dim()]
+            if item.dim() == 0 and item.dtype != torch.bool:
+                return self[(*plan[:at], int(item), *plan[at + 1 :])]
+            if item.dim() != 1 or len(tensors) > 1:
+                raise self._refused("an index of several dims")
+            if item.dtype == torch.bool:
+                item = item.nonzero().squeeze(1)
+            # Members stay where they are along one dim: a slice of all in its place.
+            places: Iterable[int] = item.tolist()
+        else:
+            places = range(len(trees))[item]
+        whole = (*plan[:at], slice(None), *plan[at + 1 :])
+        return self._indexed(whole, places, whole)
+
+    def _indexed(
+        self, plan: tuple[Any, ...], places: Iterable[int], whole: tuple[Any, ...]
+    ) -> Members:
+        """Return the members at `places`, each indexed by a plan of all dims."""
+        dim = self._dim
+        if _is_whole(plan):
+            return self._chosen(places)
+        trees = [self.trees[i].unsqueeze(dim)[plan] for i in places]
+        to = self._moved_to(whole)
+        if not trees:
+            dummy = torch.empty(()).expand(_positive(self.shape))[plan].shape
+            return Members((), to, (*dummy[:to], *dummy[to + 1 :]))
+        return Members([tree.squeeze(to) for tree in trees], to)
+
+    def _moved_to(self, plan: tuple[Any, ...]) -> int:
+        """Return where the stack dim is after indexing the others.
+
+        It is the dim whose size the result has from it.
+        """
+        shape = _positive(self.shape)
+        found: list[torch.Size] = []
+        for size in (2, 3):
+            shape[self._dim] = size
+            found.append(torch.empty(()).expand(shape)[plan].shape)
+        pairs = zip(*found, strict=True)
+        return next(dim for dim, (two, three) in enumerate(pairs) if two != three)
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Return the members, or smaller stacks along another dim."""
+        if dim == self.stack_dim:
+            return self.trees
+        own, to = self._beside(dim)
+        rows = zip(*[tree.unbind(own) for tree in self.trees], strict=True)
+        return tuple([Members(row, to) for row in rows])
+
+    def _beside(self, dim: int) -> tuple[int, int]:
+        """Return the dim that members have for `dim`, and the stack dim without it."""
+        stack = self.stack_dim
+        return (dim, stack - 1) if dim < stack else (dim - 1, stack)
+
+    def unsqueeze(self, dim: int) -> Members:
+        """Return the stack with a new dim."""
+        stack = self.stack_dim
+        own, to = (dim, stack + 1) if dim <= stack else (dim - 1, stack)
+        trees = [tree.unsqueeze(own) for tree in self.trees]
+        return Members(trees, to, (*self._rest()[:own], 1, *self._rest()[own:]))
+
+    def squeeze(self, dim: int) -> Any:
+        """Return the stack without a dim of size 1: the member, if it is its dim."""
+        if self.shape[dim] != 1:
+            return self
+        return self.unbind(dim)[0]
+
+    def permute(self, order: Sequence[int]) -> Members:
+        """Return the stack with its dims in another order."""
+        order = [dim % len(order) for dim in order]
+        stack = self.stack_dim
+        own = [dim - (dim > stack) for dim in order if dim != stack]
+        trees = [tree.permute(own) for tree in self.trees]
+        rest = [self._rest()[dim] for dim in own]
+        return Members(trees, order.index(stack), rest)
+
+    def transpose(self, dim0: int, dim1: int) -> Members:
+        """Return the stack with two dims exchanged."""
+        order = list(range(self.dim()))
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+        return self.permute(order)
+
+    def expand(self, *sizes: int) -> Members:
+        """Return the stack with dims of size 1 repeated."""
+        more = len(sizes) - self.dim()
+        to = self.stack_dim + more
+        wanted = [size if size >= 0 else -1 for size in sizes]
+        trees = self.trees
+        if len(trees) == 1:
+            trees = trees * (wanted[to] if wanted[to] >= 0 else 1)
+        elif wanted[to] not in (-1, len(trees)):
+            raise self._refused(f"expand to {list(sizes)}")
+        own = [*wanted[:to], *wanted[to + 1 :]]
+        known = [size if size >= 0 else None for size in own]
+        return Members([_expanded(tree, known) for tree in trees], to)
+
+    def narrow(self, dim: int, start: int, length: int) -> Members:
+        """Return `length` rows of a dim from `start` on."""
+        index = (*(slice(None),) * dim, slice(start, start + length))
+        return self[index]
+
+    def split_with_sizes(self, sizes: Sequence[int], dim: int = 0) -> list[Members]:
+        """Return pieces along a dim."""
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        pairs = zip(ends, sizes, strict=True)
+        return [self.narrow(dim, end - size, size) for end, size in pairs]
+
+    def tensor_split(self, indices: Any, dim: int = 0) -> list[Members]:
+        """Return pieces along a dim that end at `indices`."""
+        rows = torch.empty(self.shape[dim]).tensor_split(indices)
+        return self.split_with_sizes([len(row) for row in rows], dim)
+
+    def flip(self, dims: Sequence[int]) -> Members:
+        """Return the stack in reversed order along some dims."""
+        stack = self.stack_dim
+        trees = self.trees[::-1] if stack in dims else self.trees
+        own = [dim - (dim > stack) for dim in dims if dim != stack]
+        moved = [tree.flip(own) for tree in trees] if own else trees
+        return Members(moved, stack, self._rest())
+
+    def roll(self, shifts: Sequence[int], dims: Sequence[int]) -> Members:
+        """Return the stack rolled along some dims."""
+        stack, trees = self.stack_dim, self.trees
+        for shift, dim in zip(shifts, dims, strict=True):
+            if dim == stack:
+                cut = len(trees) - shift % len(trees) if trees else 0
+                trees = trees[cut:] + trees[:cut]
+            else:
+                own = self._beside(dim)[0]
+                trees = tuple([tree.roll(shift, own) for tree in trees])
+        return Members(trees, stack, self._rest())
+
+    def index_select(self, dim: int, index: torch.Tensor) -> Members:
+        """Return the rows `index` of a dim."""
+        return self[(*(slice(None),) * dim, index)]
+
+    def _refused(self, what: str) -> OperandError:
+        return OperandError(
+            f"{what} is not defined for a lazy stack",
+            expected="a dense tree",
+            got=f"{len(self.trees)} trees stacked along dim {self._dim}",
+            fix="td.densify() where the members are alike, td.densify(padding_value=0) "
+            "where shapes differ",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods of tensors that operations call on every leaf.
+        if name.startswith("__") or not hasattr(torch.Tensor, name):
+            raise AttributeError(name)
+        if name not in _EACH:
+            raise self._refused(name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            out = self.each(lambda tree: getattr(tree, name)(*args, **options))
+            pairs = zip(out.trees, self.trees, strict=True)
+            return self if all([x is y for x, y in pairs]) else out
+
+        return call
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name == "stack":
+            return _stacked(*args, **(kwargs or {}))
+        if name == "cat":
+            return _joined(*args, **(kwargs or {}))
+        first = args[0]
+        if name not in _MOVES or not isinstance(first, Members):
+            of = first if isinstance(first, Members) else _any_members(args)
+            raise of._refused(f"torch's {name!r}")
+        return getattr(first, name)(*args[1:], **(kwargs or {}))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Members, (self.trees, self.stack_dim, self._rest())
+
+    def __repr__(self) -> str:
+        if self._trees is None and self._found() < 0:
+            return f"{len(self._flat or ())} trees, stacked along a dim that is gone"
+        return f"{len(self.trees)} trees stacked along dim {self._dim}"
+
+
+# What operations do with a leaf that is the same for every member.
+_EACH = frozenset({"clone", "contiguous", "detach", "to"})
+_MOVES = frozenset(
+    {
+        *("permute", "flip", "roll", "index_select", "split_with_sizes"),
+        *("tensor_split", "unsqueeze", "squeeze", "transpose", "narrow", "unbind"),
+        *_EACH,
+    }
+)
+
+
+def lazy_node(members: Members, names: tuple[str | None, ...] | None = None) -> Any:
+    """Return the node of a lazy stack."""
+    schema = Schema(Node._lazy, (MEMBERS,), (0,))
+    return make(schema, (members,), NO_STATICS, members.shape, names)
+
+
+def renested(td: Any) -> Any:
+    """Return a tree in which members that were indexed out of a stack are nodes.
+
+    A lazy stack that became one of its members is that member.
+    """
+    size = td.batch_size
+    for slot, path, _ in td._schema.lazies():
+        leaf = td._leaves[slot]
+        if isinstance(leaf, Node):
+            if not path:
+                return leaf
+            td = _with_node(td, path, leaf, size)
+    return td
+
+
+def _with_node(td: Any, path: Path, node: Any, size: torch.Size) -> Any:
+    above, _, total = td._schema.sized(path[:-1])[0:3]
+    del above
+    surplus = max(0, node.batch_dims - len(size) - total)
+    part = Part(node._schema, surplus, node._leaves, node._statics)
+    whole: Any = make(td._schema, td._leaves, td._statics, size, td._names)
+    return entries.graft(whole, path, part)
+
+
+def _stacked(leaves: Sequence[Members], dim: int = 0) -> Members:
+    """Return stacks of stacks: nothing is copied, and members need not be alike."""
+    return Members([lazy_node(leaf) for leaf in leaves], dim)
+
+
+def _joined(leaves: Sequence[Members], dim: int = 0) -> Members:
+    first = leaves[0]
+    stack = first.stack_dim
+    if any([leaf.stack_dim != stack for leaf in leaves]):
+        raise first._refused("cat of stacks along different dims")
+    if dim == stack:
+        return Members([tree for leaf in leaves for tree in leaf.trees], stack)
+    own = first._beside(dim)[0]
+    rows = zip(*[leaf.trees for leaf in leaves], strict=True)
+    return Members([type(row[0]).cat(list(row), own) for row in rows], stack)
+
+
+def _any_members(args: Sequence[Any]) -> Members:
+    for arg in args:
+        if isinstance(arg, Members):
+            return arg
+        if isinstance(arg, (list, tuple)):
+            return _any_members(arg)  # pyright: ignore[reportUnknownArgumentType]
+    raise TypeError("no lazy stack among the arguments")
+
+
+def _expanded(tree: Any, sizes: list[int | None]) -> Any:
+    own = tree.batch_size
+    more = len(sizes) - len(own)
+    wanted = [own[i - more] if size is None else size for i, size in enumerate(sizes)]
+    return tree.expand(wanted)
+
+
+def _joint(sizes: Sequence[torch.Size]) -> tuple[int, ...]:
+    """Return the sizes that all have, -1 where they differ."""
+    return tuple(
+        [
+            row[0] if all([n == row[0] for n in row]) else -1
+            for row in zip(*sizes, strict=True)
+        ]
+    )
+
+
+def _positive(shape: Sequence[int]) -> list[int]:
+    # An index that reaches a dim of different sizes is refused by the members.
+    return [max(size, 1) for size in shape]
+
+
+def _is_whole(plan: Sequence[Any]) -> bool:
+    return all([isinstance(item, slice) and item == slice(None) for item in plan])
+
+
+def _dims_of(item: Any) -> int:
+    if item is None or isinstance(item, bool):
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype == torch.bool:
+        return item.dim()
+    return 1
+
+
+def _common(values: Sequence[Any]) -> Any:
+    same = bool(values) and all([value == values[0] for value in values])
+    return values[0] if same else None
