@@ -126,6 +126,13 @@ class TestOperations:
     ) -> None:
         assert is_out(function[1](out()))
 
+    def test_unbinding_gives_a_tuple_of_records(self) -> None:
+        rows = out().unbind(0)
+
+        assert type(rows) is tuple
+        assert len(rows) == 4
+        assert all(map(is_out, rows))
+
     def test_classes_do_not_mix(self) -> None:
         with pytest.raises(tdfunc.errors.StructureError, match="TensorDict"):
             tdfunc.cat([out(), out().to_tensordict()])
@@ -206,7 +213,9 @@ class TestPytrees:
         class Box(TensorClass, Generic[T]):
             value: T
 
+        # And the class itself is registered once, whatever is done with it.
         before = len(torch_pytree.SUPPORTED_NODES)
+        assert Box in torch_pytree.SUPPORTED_NODES
         assert type(Box[int](value=3)) is Box
         assert before == len(torch_pytree.SUPPORTED_NODES)
 
