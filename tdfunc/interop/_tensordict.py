@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc import NonTensorData, TensorDict
+from tdfunc import NonTensorData, TensorClass, TensorDict
 from tdfunc._core.keys import as_path, short
 from tdfunc.errors import OperandError
 
@@ -93,12 +93,13 @@ def from_tensordict(source: Any) -> TensorDict:
     return built[()]
 
 
-def to_tensordict(td: TensorDict) -> Any:
+def to_tensordict(td: TensorDict | TensorClass) -> Any:
     """Return a `tensordict.TensorDict` that shares the leaves of a tree.
 
-    Nested nodes keep their batch sizes, statics become `NonTensorData`. The result can
-    be written into, and what is written into a tensor of it shows in the tree:
-    ``to_tensordict(td.clone())`` is on its own.
+    Records become plain, without the fields that are None. Nested nodes keep their
+    batch sizes, statics become `NonTensorData`. The result can be written into, and
+    what is written into a tensor of it shows in the tree: ``to_tensordict(td.clone())``
+    is on its own.
 
     Args:
         td: the tree.
@@ -116,15 +117,17 @@ def to_tensordict(td: TensorDict) -> Any:
         >>> interop.to_tensordict(td)["n"].batch_size
         torch.Size([3])
     """
-    if not isinstance(td, TensorDict):
+    if not isinstance(td, (TensorDict, TensorClass)):
         raise OperandError(
             "only a tree can be converted",
             expected="a tdfunc.TensorDict",
             got=type(td).__name__,
             fix="interop.from_tensordict(source) is the other direction",
         )
+    if td._schema.records:
+        return to_tensordict(td.to_tensordict())
     peer = _peer()
-    nodes: list[tuple[Path, TensorDict]] = [((), td)]
+    nodes: list[tuple[Path, TensorDict | TensorClass]] = [((), td)]
     nodes += [
         (as_path(key), value)
         for key, value in td.items(include_nested=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tdfunc import TensorClass
+from tdfunc import TensorClass, TensorDict, interop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,19 @@ def test_operations_agree(
         torch.testing.assert_close(ours.vel, theirs.vel)
     # The peer makes equal texts a list where it joins or expands: ours stay one.
     assert ours.name == "x"
+
+
+def test_records_become_plain_trees_of_the_peer() -> None:
+    ours = Ours(POS, batch_size=[4])
+
+    for theirs in (
+        interop.to_tensordict(ours),
+        interop.to_tensordict(TensorDict({"r": ours}, 4))["r"],
+    ):
+        assert type(theirs) is tensordict.TensorDict
+        assert theirs["pos"] is POS
+        assert {*theirs.keys()} == {"pos", "name"}
+        assert Ours.from_tensordict(interop.from_tensordict(theirs)).equal(ours)
 
 
 def test_what_a_record_is_agrees() -> None:
