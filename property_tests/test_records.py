@@ -21,7 +21,7 @@ import tdfunc
 from property_tests.test_purity import OPERATIONS, OTHERS
 from tdfunc import TensorClass, TensorDict
 from tdfunc._tensordict import Tree
-from tdfunc.testing import assert_equal, assert_valid, batch_sizes, tensors
+from tdfunc.testing import assert_equal, assert_pure, assert_valid, batch_sizes, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,3 +200,13 @@ def test_reading_is_reading_the_entry(obj: Outer) -> None:
             )
         else:
             assert value is entry
+
+
+@given(records())
+def test_making_a_record_changes_and_copies_nothing(obj: Outer) -> None:
+    fields = {name: obj.get(name) for name in Outer.__match_args__}
+
+    made = assert_pure(Outer, **fields, batch_size=obj.batch_size)
+
+    assert all(x is y for x, y in zip(made._leaves, obj._leaves, strict=True))
+    assert made._schema is obj._schema
