@@ -8,6 +8,7 @@ functions with the right batch size.
 from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
+from tdfunc import objectives as objectives
 from tdfunc import random as random
 from tdfunc import typing as typing
 
@@ -276,6 +277,8 @@ from tdfunc._ops.unary import square as square
 from tdfunc._ops.unary import tan as tan
 from tdfunc._ops.unary import tanh as tanh
 from tdfunc._ops.unary import trunc as trunc
+from tdfunc._tensorclass import TensorClass as TensorClass
+from tdfunc._tensorclass import tensorclass as tensorclass
 from tdfunc._tensordict import TensorDict as TensorDict
 
 # Functional training
@@ -291,6 +294,7 @@ __version__ = "0.1.0"
 __all__ = [
     "errors",
     "func",
+    "objectives",
     "typing",
     "Schema",
     "LazyStackedTensorDict",
@@ -522,7 +526,9 @@ __all__ = [
     "trunc",
     "load_state_dict",
     "state_dict",
+    "tensorclass",
     "view",
+    "TensorClass",
     "TensorDict",
     "combine",
     "dynamic_shapes",

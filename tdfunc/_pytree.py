@@ -8,6 +8,7 @@ or whole trees, and the rank rule finds the batch size when it is asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import optree
@@ -154,11 +155,9 @@ def to_dumpable(context: Context) -> dict[str, Any]:
             )
     rows: list[list[Any]] = []
     for depth, key, kind, cls in context.schema.entries():
-        if cls is not None and cls is not TensorDict:
-            raise OptionError(
-                f"nodes of class {cls.__name__} can not be written as JSON", got=key
-            )
-        rows.append([depth, key, kind, cls is not None])
+        # True stands for the common class, so that most contexts are short.
+        node: Any = cls is not None if cls is TensorDict or cls is None else None
+        rows.append([depth, key, kind, _serialized_name(cls) if node is None else node])
     size = context.batch_size
     return {
         "entries": rows,
@@ -168,14 +167,42 @@ def to_dumpable(context: Context) -> dict[str, Any]:
     }
 
 
-def from_dumpable(data: dict[str, Any]) -> Context:
-    """Return the context that `to_dumpable` wrote."""
+# What a program has registered: data can name a class only if the program made it.
+_CLASSES: dict[str, type[Node]] = {}
+_NAMES: dict[type[Node], str] = {}
+
+
+def _serialized_name(cls: Any) -> str:
+    name = _NAMES.get(cls)
+    if name is None:
+        raise OptionError(
+            f"the class {cls.__qualname__} is local to a function, so data can not "
+            "name it",
+            fix="define the class at the top level of a module",
+        )
+    return name
+
+
+def _class_named(name: str | bool | None) -> type[Node] | None:  # noqa: FBT001 - JSON
+    if not isinstance(name, str):
+        return TensorDict if name else None
+    if name not in _CLASSES:
+        raise OptionError(
+            "the structure has nodes of a class that this program has not made",
+            got=name,
+            fix="import the module that defines it",
+        )
+    return _CLASSES[name]
+
+
+def from_dumpable(data: dict[str, Any], cls: type[Node] = TensorDict) -> Context:
+    """Return the context that `to_dumpable` wrote of a tree of class `cls`."""
     rows = [
-        (depth, key, kind, TensorDict if is_node else None)
-        for depth, key, kind, is_node in data["entries"]
+        (depth, key, kind, _class_named(node))
+        for depth, key, kind, node in data["entries"]
     ]
     names, size = data["names"], data["batch_size"]
-    schema = schema_from_entries(TensorDict, rows)
+    schema = schema_from_entries(cls, rows)
     statics: list[Any] = list(data["statics"])
     for _, at in schema.coded():
         statics[at] = Table(tuple(statics[at]))
@@ -202,20 +229,28 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def register(cls: type[Node], serialized_name: str) -> None:
-    """Register a class of trees in torch's and optree's pytrees."""
+def register(cls: type[Node], serialized_name: str | None) -> None:
+    """Register a class of trees in torch's and optree's pytrees.
+
+    Args:
+        cls: the class.
+        serialized_name: what stands for it in a dumped structure; a class that is
+            registered later under the same name takes it over. None for a class that
+            can not be dumped.
+    """
     in_torch: Any = pytree.register_pytree_node
     in_optree: Any = optree.register_pytree_node
+    dumping: dict[str, Any] = {}
+    if serialized_name is not None:
+        _NAMES[cls] = serialized_name
+        _CLASSES[serialized_name] = cls
+        dumping = {
+            "serialized_type_name": serialized_name,
+            "to_dumpable_context": to_dumpable,
+            "from_dumpable_context": partial(from_dumpable, cls=cls),
+        }
     # torch.export reads dynamic shapes as the kind of sequence that flatten returns.
-    in_torch(
-        cls,
-        flatten,
-        unflatten,
-        serialized_type_name=serialized_name,
-        to_dumpable_context=to_dumpable,
-        from_dumpable_context=from_dumpable,
-        flatten_with_keys_fn=flatten_with_keys,
-    )
+    in_torch(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys, **dumping)
     in_optree(
         cls,
         flatten_for_optree,

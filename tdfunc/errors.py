@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchSizeError",
+    "FieldError",
     "ImmutableError",
     "InvalidKeyError",
     "InvalidLeafError",
@@ -138,6 +139,10 @@ class ImmutableError(TdfuncError, TypeError):
 
 class PureNameError(TdfuncError, AttributeError):
     """A name of the mutable API; the message gives the pure spelling."""
+
+
+class FieldError(TdfuncError, AttributeError, KeyError, TypeError):
+    """A field that the class of a record does not declare, or that is not there."""
 
 
 def show_path(path: Path) -> str:

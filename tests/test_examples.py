@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 for needed in ("matplotlib", "sklearn", "tqdm"):
     pytest.importorskip(needed, reason="the examples need the extra `examples`")
 
-from examples import train_ensemble  # noqa: E402 - its imports come with the extra
+from examples import reward_model, train_ensemble  # noqa: E402 - its imports come with the extra
 
 SHORT = ["--members", "2", "--steps", "10"]
 
@@ -126,3 +126,53 @@ class TestTrainEnsemble:
 
         torch.testing.assert_close(judged["doubt"], torch.tensor([2.0]).log())
         assert [[0, 1]] == judged["votes"].tolist()
+
+
+class TestRewardModel:
+    def test_defaults_reach_the_goal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status = reward_model.main([])
+
+        said = capsys.readouterr().out
+        rows = re.findall(r"loss ([\d.]+), accuracy ([\d.]+)", said)
+        losses, accuracies = zip(*[map(float, row) for row in rows], strict=True)
+        means = [float(x) for x in re.findall(r"-?\d+\.\d", said.splitlines()[-2])]
+        score = float(re.findall(r"held-out accuracy: ([\d.]+), reaches", said)[0])
+        assert 0 == status
+        assert score >= 0.93
+        assert max(losses[4:]) < losses[0] / 2
+        assert accuracies[0] < 0.75
+        assert min(accuracies[4:]) > 0.9
+        # From comparisons alone, the digits are in order.
+        assert sorted(means) == means
+
+    def test_too_few_steps_fail_and_say_why(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status = reward_model.main(["--steps", "1"])
+
+        assert 1 == status
+        assert "misses the goal of 0.9" in capsys.readouterr().out
+
+    def test_pairs_have_the_greater_digit_first(self) -> None:
+        rows, held_out = reward_model.load_images(0)
+        digit = rows["digit"].double()[:, None].expand(-1, 64)
+        rows = rows.set("image", digit)  # an image that tells its digit
+
+        pairs = reward_model.compare(rows, 500, torch.Generator().manual_seed(0))
+
+        assert 500 == len(pairs)
+        assert (pairs.chosen > pairs.rejected).all()
+        assert 400 == len(held_out)
+
+    def test_adam_is_that_of_torch(self) -> None:
+        expected = torch.tensor([1.0, -2.0], requires_grad=True)
+        optimizer = torch.optim.Adam([expected], lr=0.1, betas=(0.9, 0.99))
+        params = TensorDict(w=expected.detach().clone())
+        state = reward_model.Adam(params, params * 0, params * 0)
+        for step in range(4):
+            expected.grad = torch.tensor([1.0, 2.0]) * (step - 1.5)
+            optimizer.step()
+            state = state.step(TensorDict(w=expected.grad), 0.1)
+
+        assert 4 == state.count
+        torch.testing.assert_close(state.params["w"], expected.detach())

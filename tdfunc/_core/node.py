@@ -33,10 +33,12 @@ from tdfunc.errors import (
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tdfunc._core.schema import Found
     from tdfunc.typing import Index, Path
 
-__all__ = ["Node", "NodeT", "entry_at", "make", "missing"]
+__all__ = ["HOMES", "Node", "NodeT", "class_of", "entry_at", "make", "missing"]
 
 NodeT = TypeVar("NodeT", bound="Node")
 
@@ -93,6 +95,16 @@ class _Refusal:
         raise PureNameError(what, fix=self.pure)
 
 
+class _Homes:
+    """Holds classes of nodes as attributes, by name."""
+
+
+# Where compiled code finds the class of a node that it makes: Dynamo can rebuild an
+# object only if it knows where its class came from, and what a schema says is a
+# constant to it.
+HOMES: Any = _Homes()
+
+
 class Node:
     """An immutable tree of tensors that share leading batch dims.
 
@@ -112,6 +124,11 @@ class Node:
     __array_ufunc__ = None
 
     _plain: ClassVar[type[Node]]
+    # What a class declares of its entries, a `Record`; None if they are free.
+    _record: ClassVar[Any] = None
+    _home: ClassVar[str]  # the name of the class in `HOMES`
+    # Makes the record class of a dataclass; bound with the records.
+    _record_class: ClassVar[Callable[[type[Any]], Any]]
     _lazy: ClassVar[type[Node]]
 
     is_lazy: ClassVar[bool] = False
@@ -439,17 +456,27 @@ def make(
 
     `batch_size` None leaves it to be settled by the rank rule when it is read.
     """
-    # Dynamo can rebuild an object only if it knows where its class came from, and
-    # what a schema says is a constant to it: the class is taken from `Node` instead.
+    # The name `Node` tells Dynamo where the class came from; see `HOMES`.
     plain = Node._plain
     cls = schema.cls
-    node: Any = object.__new__(plain if cls is plain else cls)
+    if cls is plain:
+        cls = plain
+    elif is_tracing():
+        cls = class_of(schema)
+    node: Any = object.__new__(cls)
     node._schema = schema
     node._leaves = leaves
     node._statics = statics
     node._batch_size = batch_size
     node._names = names
     return node
+
+
+def class_of(schema: Schema) -> type[Any]:
+    """Return the class of a node, from where compiled code finds it."""
+    if is_tracing() and schema.cls is not Node._plain:
+        return getattr(HOMES, schema.home_name())
+    return schema.cls
 
 
 def restore(

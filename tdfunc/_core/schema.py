@@ -161,6 +161,7 @@ class Schema:
         rows: places of all leaves that are codes.
         index: for every key `(kid, first leaf, first static, surplus)`.
         extra: whether a nested node has surplus batch dims.
+        records: whether a node is of a class that declares its fields.
         lazy: whether it is, or a nested node is, a stack whose members are kept apart.
         plain: whether all leaves are tensors: no rows, no lazy stack.
     """
@@ -183,6 +184,7 @@ class Schema:
         "n",
         "order",
         "plain",
+        "records",
         "rows",
         "slots",
         "surplus",
@@ -199,6 +201,7 @@ class Schema:
     rows: tuple[int, ...]
     index: dict[str, tuple[Kid, int, int, int]]
     extra: bool
+    records: bool
     lazy: bool
     plain: bool
     _hash: int
@@ -620,6 +623,58 @@ class Schema:
         """Return the entries as people read them: a key, or a path of several."""
         steps = self.listed(nested, leaves_only, sort)
         return tuple([short(step.path) for step in steps])
+
+    def home_name(self) -> str:
+        """Return the name under which compiled code finds the class of the node."""
+        return self.cls._home
+
+    def owner(self, path: Path) -> Schema:
+        """Return the schema of the node at `path`, which is there."""
+        found = self.find(path) if path else None
+        return self if found is None else cast("Schema", found.kid)
+
+    def field_names(self, path: Path) -> tuple[str, ...]:
+        """Return the declared fields of the record at `path`."""
+        return self.owner(path).cls._record.names
+
+    def absent(self) -> tuple[Path, ...]:
+        """Return the paths of declared fields, in all records, without an entry."""
+        known = self._memo.get("absent")
+        if known is None:
+            known = self._remember("absent", self._amiss()[0])
+        return known
+
+    def amiss(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """Return the paths of fields that are gone, and of entries that are no field.
+
+        Fields that may be None are not gone. Asks every node of a class that declares
+        its fields.
+        """
+        known = self._memo.get("amiss")
+        if known is None:
+            absent, extra = self._amiss()
+            lost = tuple(
+                [
+                    path
+                    for path in absent
+                    if path[-1] in self.owner(path[:-1]).cls._record.ready().required
+                ]
+            )
+            known = self._remember("amiss", (lost, extra))
+        return known
+
+    def _amiss(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        absent: list[Path] = []
+        extra: list[Path] = []
+        nodes: list[tuple[Path, Schema]] = [((), self)]
+        nodes += [(s.path, s.kid) for s in self.walk() if isinstance(s.kid, Schema)]
+        for path, node in nodes:
+            record = node.cls._record
+            if record is not None:
+                absent += [(*path, n) for n in record.names if n not in node.index]
+                known = frozenset(record.names)
+                extra += [(*path, key) for key in node.keys if key not in known]
+        return tuple(absent), tuple(extra)
 
     # Comparing
 
@@ -1348,6 +1403,10 @@ def _shared_prefix(
     return most
 
 
+def _declares_fields(node_cls: type[Any]) -> bool:
+    return getattr(node_cls, "_record", None) is not None
+
+
 def _make(
     node_cls: type[Any],
     keys: tuple[str, ...],
@@ -1395,6 +1454,8 @@ def _make(
     _put(schema, "rows", tuple(rows))
     _put(schema, "index", index)
     _put(schema, "extra", extra)
+    inside = [kid.records for kid in kids if isinstance(kid, Schema)]
+    _put(schema, "records", _declares_fields(node_cls) or any(inside))
     lazy = lazy or (n > 0 and getattr(node_cls, "is_lazy", False))
     _put(schema, "lazy", lazy)
     _put(schema, "plain", not rows and not lazy)
@@ -1415,17 +1476,21 @@ register_trace_constant(
     (
         "__eq__",
         "__hash__",
+        "absent",
         "aligned",
+        "amiss",
         "blocked",
         "canon",
         "child",
         "coded",
         "dotted",
         "entries",
+        "field_names",
         "find",
         "flattened",
         "grafted",
         "home",
+        "home_name",
         "inferred",
         "joined",
         "lazies",
@@ -1441,6 +1506,7 @@ register_trace_constant(
         "node_keys",
         "outside",
         "of_class",
+        "owner",
         "parted",
         "path_ids",
         "paths",

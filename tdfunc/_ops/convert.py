@@ -215,7 +215,7 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
     return make(td._schema, td._leaves, box, size, td._names)
 
 
-def to_dict(td: Node) -> dict[str, Any]:
+def to_dict(td: Node, *, retain_none: bool = True) -> dict[str, Any]:
     """Return a plain dict of dicts; tensors and static values as they are.
 
     One value per row becomes a list, nested as deep as the batch size, and an
@@ -223,6 +223,11 @@ def to_dict(td: Node) -> dict[str, Any]:
     back from `TensorDict` as something else unless it is wrapped in `NonTensorData`
     again, and so do rows of numbers or lists without `NonTensorStack`, and unbatched
     tensors.
+
+    Args:
+        td: the tree.
+        retain_none: put None where a record has a field that is None, as
+            `dataclasses.asdict` does; False leaves these out.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -238,6 +243,9 @@ def to_dict(td: Node) -> dict[str, Any]:
         else:
             value = value_at(td, path, kid, lo, slo)
         nodes[path[:-1]][path[-1]] = value
+    if retain_none and td._schema.records:
+        for path in td._schema.absent():
+            nodes[path[:-1]][path[-1]] = None
     return root
 
 

@@ -3,12 +3,16 @@
 Each returns a new tree that shares every leaf it did not change. `key` is one key
 or a path (a tuple of keys); `value` is a tensor, a number, a mapping, a tree, or
 any other object, which becomes a static.
+
+A record (see `TensorClass`) takes what the annotations of its fields allow: another
+value raises `InvalidLeafError`, another key `FieldError`, and leaving out a field that
+can not be None `StructureError`. Setting a field to None that can be leaves it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -19,11 +23,13 @@ from tdfunc._core.node import (
     Node,
     NodeT,
     carried_size,
+    class_of,
     entry_at,
     make,
     missing,
     size_at,
 )
+from tdfunc._core.record import check_fields
 from tdfunc._core.schema import ROWS, Schema, is_kept, is_leaf
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import with_leaves
@@ -103,14 +109,36 @@ def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
     blocked = td._schema.blocked(path)
     if blocked is not None:
         raise missing(td, path)
-    room = size_at(td, td._schema.home(path))
+    home = td._schema.home(path)
+    room = size_at(td, home)
+    if td._schema.records:
+        record = class_of(td._schema.owner(home))._record
+        if record is not None:
+            return _set_field(td, home, path, value, record)
     part = as_part(value, path, room, td._plain)
     return graft(td, path, part)
+
+
+def _set_field(td: NodeT, home: Path, path: Path, value: Any, record: Any) -> NodeT:
+    """Set a field of the record at `home`, of which `path` may name an entry."""
+    end = len(home) + 1
+    for key in reversed(path[end:]):
+        value = {key: value}
+    field = path[:end]
+    part = record.part(value, field, size_at(td, home))
+    if part is not None:
+        return graft(td, field, part)
+    if td._schema.find(field) is None:
+        return td
+    size = td.batch_size
+    return rearranged(td, size, td._schema.narrowed((field,), keep=False))
 
 
 def graft(td: NodeT, path: Path, part: Part) -> NodeT:
     """Return the tree with a part, already checked, at `path`."""
     where = td._schema.grafted(path, part.kid, part.surplus, td._plain)
+    if where.schema.records:
+        check_fields(td._schema, where.schema)
     leaves = td._leaves[: where.lo] + part.leaves + td._leaves[where.hi :]
     statics = td._statics.spliced(where.slo, where.shi, part.statics)
     return make(where.schema, leaves, statics, td.batch_size, td._names)
@@ -268,7 +296,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
         node = frame.node
         for key in frame.rest:
             here = (*frame.path, check_key(key, frame.path))
-            if frame.gives_static(key):
+            if frame.record is None and frame.gives_static(key):
                 # As it is: the value may be a number or a dict that is not to be read.
                 frame.parts[key] = _fitting(_part_of(frame.other, key), here, frame)
                 continue
@@ -281,7 +309,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 below.widen(frame.size)
                 stack.append(below)
                 break
-            frame.parts[key] = as_part(value, here, frame.size, td._plain)
+            frame.put(key, value, here)
         else:
             stack.pop()
             inside.discard(id(frame.other))
@@ -291,6 +319,8 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
             whole = draft.close(type(node))
             if not stack:
                 size, names = td.batch_size, td._names
+                if td._schema.records:
+                    check_fields(td._schema, whole.kid)  # pyright: ignore[reportArgumentType]
                 return make(whole.kid, whole.leaves, whole.statics, size, names)  # pyright: ignore[reportArgumentType]
             key = frame.path[-1]
             surplus = len(frame.size) - len(stack[-1].size)
@@ -322,10 +352,11 @@ def _holds_node(node: Node, key: str) -> bool:
 class _Merge:
     """One node being merged with one mapping or tree."""
 
-    __slots__ = ("node", "other", "parts", "path", "rest", "size")
+    __slots__ = ("node", "other", "parts", "path", "record", "rest", "size")
 
     def __init__(self, path: Path, node: Node, other: Any) -> None:
         self.size = node.batch_size
+        self.record = type(node)._record
         self.path = path
         self.node = node
         self.other = other
@@ -338,6 +369,17 @@ class _Merge:
             size = self.other.batch_size
             if not self.node._schema.n and size[: len(above)] == above:
                 self.size = size
+
+    def put(self, key: str, value: Any, path: Path) -> None:
+        """Set an entry, by the rules of its field if the node is a record."""
+        if self.record is None:
+            self.parts[key] = as_part(value, path, self.size, Node._plain)
+            return
+        part = self.record.part(value, path, self.size)
+        if part is not None:
+            self.parts[key] = part
+        else:
+            self.parts.pop(key, None)
 
     def gives_static(self, key: str) -> bool:
         """Return whether the new entry is one of a tree, and no tensor with rows."""
@@ -386,6 +428,10 @@ def replace(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> N
         >>> TensorDict({"a": 1, "b": 2}).replace(a=5)["a"]
         tensor(5)
     """
+    if other is None:
+        same = _overwritten(td, entries)
+        if same is not None:
+            return same
     for source in (other, entries):
         if isinstance(source, (Mapping, Node)):
             _check_known(td, source)
@@ -399,6 +445,8 @@ def _check_known(td: Node, source: Entries | Node) -> None:
         for key in level.keys():  # noqa: SIM118 - iterating over a tree gives rows
             path = (*prefix, check_key(key, prefix))
             found = td._schema.find(path)
+            if found is None and path in td._schema.absent():
+                continue  # a field that is None can get a value
             if found is None:
                 raise missing(td, path, "td.update(...) adds entries")
             if isinstance(found.kid, Schema) and _is_nested(level, key):
@@ -434,16 +482,33 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
     return rearranged(td, size, td._schema.narrowed(paths, keep=False))
 
 
-def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
+@overload
+def select(
+    td: NodeT,
+    *keys: str | Path,
+    strict: bool = True,
+    as_tensordict: Literal[False] = False,
+) -> NodeT: ...
+@overload
+def select(
+    td: Node, *keys: str | Path, strict: bool = True, as_tensordict: bool
+) -> Any: ...
+def select(
+    td: NodeT, *keys: str | Path, strict: bool = True, as_tensordict: bool = False
+) -> NodeT:
     """Return the tree with only some entries, in the order in which it has them.
 
     Args:
         td: the tree.
         keys: keys or paths; a node comes with everything in it.
-        strict: raise for an entry that is not there; False ignores it.
+        strict: raise for an entry that is not there; False ignores it. A field of a
+            record that is None counts as there.
+        as_tensordict: return a `TensorDict`, nested nodes included, and not a record
+            of the class of `td`.
 
     Raises:
         MissingKeyError: `strict` and an entry is not in the tree.
+        StructureError: the fields that are left out of a record can not be None.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -451,6 +516,9 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
         ('n', ('n', 'b'))
     """
     size = td.batch_size
+    if as_tensordict:
+        plain = td._schema.of_class(td._plain)
+        td = make(plain, td._leaves, td._statics, size, td._names)
     plan = td._schema.narrowed_before(keys, keep=True)
     if plan is None:
         paths: list[Path] = []
@@ -458,7 +526,7 @@ def select(td: NodeT, *keys: str | Path, strict: bool = True) -> NodeT:
             path = as_path(key)
             if td._schema.find(path) is not None:
                 paths.append(path)
-            elif strict:
+            elif strict and path not in td._schema.absent():
                 raise missing(td, path)
         found = keys if len(paths) == len(keys) else ()
         plan = td._schema.narrowed(tuple(paths), keep=True, keys=found)
@@ -502,6 +570,8 @@ def rearranged(td: NodeT, size: torch.Size, plan: Narrowed | Moved) -> NodeT:
     `size` is the batch size, read before the schema that made the plan.
     """
     schema, slots, sslots = plan[:3]
+    if schema.records:
+        check_fields(td._schema, schema)
     leaves = tuple([td._leaves[slot] for slot in slots])
     statics = td._statics
     if sslots != tuple(range(statics.count)):

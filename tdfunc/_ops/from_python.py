@@ -20,12 +20,15 @@ from tdfunc._core.batch import as_size
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NonTensorData
-from tdfunc._ops.convert import from_dict
+from tdfunc._ops.convert import from_dict, to
+from tdfunc._ops.entries import set, with_batch_size, with_names
 from tdfunc._ops.join import stack
+from tdfunc._ops.restructure import auto_batch_size
 from tdfunc.errors import (
     BatchSizeError,
     InvalidKeyError,
     OperandError,
+    OptionError,
     StructureError,
 )
 
@@ -69,11 +72,16 @@ def children(value: Any) -> dict[Any, Any] | None:
         names = fields_of(value)
         keys = map(str, range(len(value))) if names is None else names
         return dict(zip(keys, value, strict=True))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray) and value.dtype.names is not None:
         return {name: _field(value[name], value.ndim) for name in value.dtype.names}
-    return None
+    return _instance_fields(value)
+
+
+def _instance_fields(value: Any) -> dict[Any, Any] | None:
+    """Return the fields of an instance of a dataclass, None for all else."""
+    if isinstance(value, (Node, type)) or not dataclasses.is_dataclass(value):
+        return None
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def _field(column: Any, dims: int) -> Any:
@@ -198,17 +206,24 @@ def from_namedtuple(
 
 def from_dataclass(
     value: Any,
+    *,
+    as_tensorclass: bool = False,
+    dest_cls: type[Any] | None = None,
     **options: Unpack[FromOptions],
 ) -> Any:
     """Return the tree of the fields of a dataclass instance.
 
     Args:
         value: an instance of a dataclass.
+        as_tensorclass: return a record, of a `TensorClass` with the fields and
+            annotations of the dataclass. It is made once for every dataclass, has its
+            name, and can not be pickled: it is in no module.
+        dest_cls: the `TensorClass` of the record to return.
         options: batch size, device and names; see `tdfunc.typing.FromOptions`.
 
     Raises:
         OperandError: `value` is no such instance; the class itself is none.
-        TdfuncError: what `from_dict` raises.
+        TdfuncError: what `from_dict` raises, of the class where a record is made.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -230,7 +245,12 @@ def from_dataclass(
             if isinstance(value, type)
             else "tdfunc.from_any(value)",
         )
-    return from_dict(unfolded(value, children), **options)
+    build, opened = from_dict, children
+    if as_tensorclass or dest_cls is not None:
+        cls: Any = dest_cls or Node._record_class(type(value))
+        # What else there is (a tuple, a dict) is a value of a field, not a node.
+        build, opened = cls.from_dict, _instance_fields
+    return build(unfolded(value, opened), **options)
 
 
 def from_list(
@@ -285,18 +305,25 @@ def from_list(
     tds: list[Any] = []
     for at, row in enumerate(rows):
         if isinstance(row, Node):
-            tds.append(row if inner is None else from_dict(row, batch_size=inner))
+            tds.append(row if inner is None else with_batch_size(row, inner))
             continue
         if children(row) is None:
             what = f"row {at} can not become a tree"
             raise _wrong(what, "a tree or a mapping", row, "torch.tensor(rows)")
         tds.append(from_dict(unfolded(row, children), batch_size=inner or ()))
     td = stack(tds)
-    if not infers(options):
-        options["batch_size"] = td.batch_size
-        if options.get("names") is None:
-            options["names"] = td.names
-    return from_dict(td, **options)
+    if infers(options):
+        if batch_size is not None:
+            raise OptionError(
+                "the batch size is given and to be inferred",
+                got=f"batch_size={batch_size!r}",
+                fix="leave batch_size out to have it inferred",
+            )
+        td = auto_batch_size(td, options.get("batch_dims"))
+    if options.get("device") is not None:
+        td = to(td, device=options.get("device"))
+    names = options.get("names")
+    return td if names is None else with_names(td, names)
 
 
 def from_any(
@@ -407,8 +434,12 @@ def _named(keys: tuple[str, ...]) -> Callable[..., Any]:
     return made("Entries", keys)
 
 
-def to_tensordict(td: Node) -> Any:
+def to_tensordict(td: Node, *, retain_none: bool = False) -> Any:
     """Return the tree with every node a plain `TensorDict`, sharing all leaves.
+
+    Args:
+        td: the tree.
+        retain_none: add a static None where a record has a field that is None.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -420,4 +451,8 @@ def to_tensordict(td: Node) -> Any:
     schema = td._schema.of_class(Node._plain)
     if schema is td._schema:
         return td
-    return make(schema, td._leaves, td._statics, size, td._names)
+    plain = make(schema, td._leaves, td._statics, size, td._names)
+    if retain_none:
+        for path in td._schema.absent():
+            plain = set(plain, path, None)
+    return plain

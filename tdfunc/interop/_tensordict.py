@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdfunc import NonTensorData, TensorDict, unbatched
+from tdfunc import NonTensorData, TensorClass, TensorDict, unbatched
 from tdfunc._core.keys import as_path, short
 from tdfunc.errors import OperandError
 
@@ -118,12 +118,13 @@ def _rows_of(stack: Any, path: Path, size: torch.Size) -> np.ndarray[Any, Any]:
     return rows
 
 
-def to_tensordict(td: TensorDict) -> Any:
+def to_tensordict(td: TensorDict | TensorClass) -> Any:
     """Return a `tensordict.TensorDict` that shares the leaves of a tree.
 
-    Nested nodes keep their batch sizes, statics become `NonTensorData`, one value for
-    every row a `NonTensorStack`, `unbatched` tensors `UnbatchedTensor`. The result can
-    be written into, and what is written into a tensor of it shows in the tree:
+    Records become plain, without the fields that are None. Nested nodes keep their
+    batch sizes, statics become `NonTensorData`, one value for every row a
+    `NonTensorStack`, `unbatched` tensors `UnbatchedTensor`. The result can be written
+    into, and what is written into a tensor of it shows in the tree:
     ``to_tensordict(td.clone())`` is on its own.
 
     Args:
@@ -143,15 +144,17 @@ def to_tensordict(td: TensorDict) -> Any:
         >>> interop.to_tensordict(td)["n"].batch_size
         torch.Size([3])
     """
-    if not isinstance(td, TensorDict):
+    if not isinstance(td, (TensorDict, TensorClass)):
         raise OperandError(
             "only a tree can be converted",
             expected="a tdfunc.TensorDict",
             got=type(td).__name__,
             fix="interop.from_tensordict(source) is the other direction",
         )
+    if td._schema.records:
+        return to_tensordict(td.to_tensordict())
     peer = _peer()
-    nodes: list[tuple[Path, TensorDict]] = [((), td)]
+    nodes: list[tuple[Path, TensorDict | TensorClass]] = [((), td)]
     nodes += [
         (as_path(key), value)
         for key, value in td.items(include_nested=True)
@@ -164,15 +167,7 @@ def to_tensordict(td: TensorDict) -> Any:
         paths[at]: _stacked(peer, td._leaves[slot], td[paths[at]], paths[at])
         for slot, at in schema.coded()
     }
-    for at, (path, value) in enumerate(zip(paths, td._statics.values, strict=True)):
-        if isinstance(value, torch.Tensor) and at not in lookups:
-            raise OperandError(
-                "tensordict takes a tensor that is a static for a leaf",
-                path=path,
-                expected="a static that is no tensor",
-                got=type(value).__name__,
-                fix=f"interop.to_tensordict(td.drop({short(path)!r}))",
-            )
+    _check_statics(td, paths, lookups)
     built: dict[Path, Any] = {}
     for path, node in reversed(nodes):
         entries: dict[str, Any] = {}
@@ -192,6 +187,20 @@ def to_tensordict(td: TensorDict) -> Any:
         names = None if path or td.names is None else list(td.names)
         built[path] = peer.TensorDict(entries, batch_size=node.batch_size, names=names)
     return built[()]
+
+
+def _check_statics(
+    td: TensorDict | TensorClass, paths: tuple[Path, ...], lookups: frozenset[int]
+) -> None:
+    for at, (path, value) in enumerate(zip(paths, td._statics.values, strict=True)):
+        if isinstance(value, torch.Tensor) and at not in lookups:
+            raise OperandError(
+                "tensordict takes a tensor that is a static for a leaf",
+                path=path,
+                expected="a static that is no tensor",
+                got=type(value).__name__,
+                fix=f"interop.to_tensordict(td.drop({short(path)!r}))",
+            )
 
 
 def _stacked(peer: Any, codes: torch.Tensor, values: Any, path: Path) -> Any:

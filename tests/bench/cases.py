@@ -7,8 +7,10 @@ the design notes: how many times longer than the floor ours may take.
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import shutil
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import optree
@@ -18,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as torch_pytree
 
 import tdfunc
-from tdfunc import TensorDict, random
+from tdfunc import TensorClass, TensorDict, random
 from tests.bench.algebra import ROWS
 from tests.bench.row import Case, Sides, on
 
@@ -444,6 +446,68 @@ def optree_tree_map(d: Data) -> Sides:
     return Sides(lambda: double(flat), lambda: double(td), None)
 
 
+# Records
+
+
+def record_class(d: Data) -> Any:
+    """Return a record class with the keys of flat data as fields."""
+    body = {"__annotations__": dict.fromkeys(d.nested, torch.Tensor)}
+    meta: Any = type(TensorClass)
+    return meta("Record", (TensorClass,), body)
+
+
+def frozen_class(d: Data) -> Any:
+    fields = [(key, torch.Tensor) for key in d.nested]
+    return dataclasses.make_dataclass("Frozen", fields, frozen=True)
+
+
+def peer_record(d: Data) -> Any:
+    """Return the peer's record of the leaves, None without the peer."""
+    if d.peer is None:
+        return None
+    fields = dict.fromkeys(d.nested, torch.Tensor)
+    plain = type("PeerRecord", (), {"__annotations__": fields})
+    return import_module("tensordict").tensorclass(plain)(
+        **d.nested, batch_size=list(d.batch)
+    )
+
+
+def construct_record(d: Data) -> Sides:
+    flat, size, theirs = d.flat, list(d.batch), type(peer_record(d))
+    frozen, record = frozen_class(d), record_class(d)
+    return Sides(
+        lambda: frozen(*flat),
+        lambda: record(*flat, batch_size=size),
+        lambda: theirs(*flat, batch_size=size),
+    )
+
+
+def read_field(d: Data) -> Sides:
+    frozen = frozen_class(d)(*d.flat)
+    record = record_class(d)(*d.flat, batch_size=d.batch)
+    peer = peer_record(d)
+    return Sides(lambda: frozen.k002, lambda: record.k002, lambda: peer.k002)
+
+
+def replace_field(d: Data) -> Sides:
+    frozen = frozen_class(d)(*d.flat)
+    record = record_class(d)(*d.flat, batch_size=d.batch)
+    peer = peer_record(d)
+    value = torch.zeros(3, 4)
+    return Sides(
+        lambda: dataclasses.replace(frozen, k002=value),
+        lambda: record.replace(k002=value),
+        lambda: peer.replace(k002=value),
+    )
+
+
+def record_times_two(d: Data) -> Sides:
+    flat, peer = d.flat, peer_record(d)
+    record = record_class(d)(*flat, batch_size=d.batch)
+    multiply: Any = torch._foreach_mul
+    return Sides(lambda: tuple(multiply(flat, 2)), lambda: record * 2, lambda: peer * 2)
+
+
 def vmap(d: Data) -> Sides:
     flat, td, peer = d.flat, d.td, d.peer
     mapped_flat = torch.vmap(lambda t: tuple([x * 2 + 1 for x in t]))
@@ -529,6 +593,7 @@ def compiler_installed() -> bool:
 
 EVERY = ("flat4", "flat32", "nest100")
 FLAT = ("flat4", "flat32")
+RECORD = ("flat4",)
 WIDE = ("flat32",)
 ONE = ("plain tensors",)
 NESTED = ("nest100",)
@@ -549,6 +614,10 @@ CASES: tuple[Case, ...] = (
     *on(FLAT, "select half", select_half),
     *on(FLAT, "exclude one", exclude_one),
     *on(EVERY, "list all keys", all_keys),
+    *on(RECORD, "construct a record", construct_record, 2.2),
+    *on(RECORD, "read a field", read_field, 3),
+    *on(RECORD, "replace a field", replace_field, 1),
+    *on(FLAT, "record * 2", record_times_two, 1.1),
     *on(EVERY, "td * 2", times_two, 1.1),
     *on(EVERY, "td + td", plus_tree, 1.1),
     *on(EVERY, "apply", apply_function, 1.1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ def atoms(value: Any) -> list[Any]:
     """Return what trees, mappings (by sorted key) and sequences hold at their ends."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()
+    elif dataclasses.is_dataclass(value):
+        value = vars(value)
     if isinstance(value, Mapping):
         return [atom for key in sorted(value) for atom in atoms(value[key])]
     if isinstance(value, (list, tuple)):

@@ -40,7 +40,7 @@ def run_page(page: Path) -> None:
     for first, code in python_blocks(page.read_text()):
         # Blank lines in front make a traceback show the line of the page.
         source = "\n" * (first - 1) + code
-        exec(compile(source, str(page), "exec"), namespace)  # noqa: S102
+        exec(compile(source, str(page), "exec", dont_inherit=True), namespace)  # noqa: S102
 
 
 def find_example_faults(source: str) -> Iterator[str]:
