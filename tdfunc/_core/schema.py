@@ -145,8 +145,14 @@ class Step(NamedTuple):
 class Schema:
     """The interned structure of one node and everything below it.
 
-    Equal arguments give the same object. Compares and
-    hashes by structure, pickles as one flat list, copies as itself.
+    Equal arguments give the same object. Compares and hashes by structure, pickles as
+    one flat list, copies as itself.
+
+    Four look-ups, from the cheapest: `slots` is a dict of the tensors of this very
+    node, for reading a key; `child` is any entry of it, for code that goes down level
+    by level; `slot` is the place of a tensor at a path, None for all else, for reading
+    and writing one; `find` tells everything of the entry at a path. Who wants all
+    entries takes `listed` or `paths`, which are remembered, not `walk`.
 
     Attributes:
         cls: the class of the node.
