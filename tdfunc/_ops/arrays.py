@@ -10,7 +10,7 @@ import torch
 from torch.utils import dlpack
 
 from tdfunc._core.schema import STATIC, Schema
-from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc._core.tree import map_leaves, refuse_lazy, with_leaves
 from tdfunc._ops.convert import from_dict, to_dict
 from tdfunc._ops.from_python import children, unfolded
 from tdfunc.errors import InvalidLeafError, OperandError
@@ -108,6 +108,7 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
         >>> td.to_struct_array().dtype
         dtype([('x', '<f4', (2,)), ('n', [('y', '<f4')])])
     """
+    refuse_lazy(td, "to_struct_array")
     size = tuple(td.batch_size)
     columns: dict[Path, np.ndarray[Any, Any]] = {}
     dtypes: dict[Path, list[Any]] = {(): []}
@@ -190,6 +191,7 @@ def to_numpy(td: Node) -> dict[str, Any]:
         >>> TensorDict({"n": {"x": torch.ones(2)}}).to_numpy()
         {'n': {'x': array([1., 1.], dtype=float32)}}
     """
+    refuse_lazy(td, "to_numpy")
     rows = zip(td._schema.paths(), td._leaves, strict=True)
     arrays = tuple([_as_array(leaf, path) for path, leaf in rows])
     return to_dict(with_leaves(td, arrays))
@@ -264,6 +266,7 @@ def to_dlpack(
         >>> TensorDict({"n": {"x": torch.ones(2)}}).to_dlpack(np.from_dlpack)
         {'n': {'x': array([1., 1.], dtype=float32)}}
     """
+    refuse_lazy(td, "to_dlpack")
     for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
         if leaf.requires_grad:
             raise OperandError(

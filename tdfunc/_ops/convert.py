@@ -12,7 +12,7 @@ from tdfunc._core.build import assemble, map_unbatched
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, carried_size, make, value_at
 from tdfunc._core.schema import Schema
-from tdfunc._core.tree import map_leaves, zip_leaves
+from tdfunc._core.tree import around_lazy, map_leaves, zip_leaves
 from tdfunc._ops import restructure
 from tdfunc.errors import BatchSizeError, InvalidLeafError, OptionError, show_path
 
@@ -127,6 +127,8 @@ def _replaced(
 
     The tree itself, when `fn` returned what it was given.
     """
+    if td._schema.lazy:
+        return around_lazy(td, lambda t: _replaced(t, fn, on_codes))
     size = carried_size(td)
     schema, statics = td._schema, td._statics
     if schema.rows and on_codes is not None:
@@ -207,6 +209,8 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
         'y'
     """
     check_same_entries((td, other))
+    if td._schema.lazy:
+        return around_lazy(td, with_statics, other)
     size = carried_size(td)
     box = other._statics
     # Codes belong to their table, and both stay.
@@ -226,6 +230,9 @@ def to_dict(td: Node) -> dict[str, Any]:
         >>> TensorDict({"n": {"a": 1}, "s": "x"}).to_dict()
         {'n': {'a': tensor(1)}, 's': 'x'}
     """
+    if td._schema.lazy:
+        dense: Any = td
+        td = dense.densify()
     root: dict[str, Any] = {}
     nodes: dict[tuple[str, ...], dict[str, Any]] = {(): root}
     for path, kid, lo, slo, _ in td._schema.walk():

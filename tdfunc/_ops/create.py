@@ -11,7 +11,7 @@ from tdfunc._core.batch import as_device, as_size
 from tdfunc._core.keys import as_path
 from tdfunc._core.leaf import as_leaf
 from tdfunc._core.node import Node
-from tdfunc._core.tree import map_leaves, with_leaves
+from tdfunc._core.tree import around_lazy, map_leaves, with_leaves
 from tdfunc._ops.convert import from_dict
 from tdfunc.errors import InvalidKeyError, InvalidLeafError, show_path
 
@@ -160,6 +160,8 @@ def _node(nodes: dict[Path, dict[str, Any]], path: Path, whole: Path) -> dict[st
 
 def _like(td: Node, fn: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> Any:
     """Return the tree of ``fn(leaf, *args, **kwargs)``, which keeps shapes."""
+    if td._schema.lazy:
+        return around_lazy(td, lambda t: _like(t, fn, *args, **kwargs))
     given = {name: value for name, value in kwargs.items() if value is not None}
 
     def make_one(leaf: torch.Tensor) -> torch.Tensor:

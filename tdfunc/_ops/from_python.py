@@ -20,6 +20,7 @@ from tdfunc._core.batch import as_size
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NonTensorData
+from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.convert import from_dict
 from tdfunc._ops.join import stack
 from tdfunc.errors import (
@@ -424,6 +425,7 @@ def to_namedtuple(td: Node, dest_cls: Callable[..., Any] | None = None) -> Any:
         >>> TensorDict({"a": 1, "n": {"s": "x"}}).to_namedtuple()
         Entries(a=tensor(1), n=Entries(s='x'))
     """
+    refuse_lazy(td, "to_namedtuple")
     walked = td._schema.walk()
     nodes = [((), td._schema.keys)]
     nodes += [(s.path, s.kid.keys) for s in walked if isinstance(s.kid, Schema)]
@@ -477,6 +479,9 @@ def to_tensordict(td: Node) -> Any:
         >>> td.to_tensordict() is td
         True
     """
+    if td._schema.lazy:
+        lazy: Any = td
+        td = lazy.densify()
     size = td.batch_size
     schema = td._schema.of_class(Node._plain)
     if schema is td._schema:

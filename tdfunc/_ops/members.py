@@ -12,8 +12,11 @@ dim in all leaves, and a stack dim that was mapped or reduced is missed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 
 from tdfunc._core.build import Part
@@ -161,10 +164,7 @@ class Members(LeafLike):
 
     def numel(self) -> int:
         """Return the number of rows, 1 at least where it is not the same in all."""
-        count = 1
-        for size in self.shape:
-            count *= abs(size)
-        return count
+        return prod([abs(size) for size in self.shape])
 
     @property
     def device(self) -> torch.device | None:
@@ -187,10 +187,39 @@ class Members(LeafLike):
         """Return the members ``fn(member, *its parts of the operands)``."""
         columns = [self.parts(operand) for operand in operands]
         rows = zip(self.trees, *columns, strict=True)
-        trees = [fn(*row) for row in rows]
-        if not trees:
+        return self._of([fn(*row) for row in rows])
+
+    def _of(self, trees: list[Any]) -> Members:
+        """Return other members, whose batch dims may have come or gone in front."""
+        own = self.trees
+        if all([x is y for x, y in zip(trees, own, strict=True)]):
             return self
         return Members(trees, trees[0].batch_dims + 1 - self._from_end())
+
+    def along(
+        self,
+        what: str,
+        fn: Callable[[Any, list[int]], Any],
+        dims: Sequence[int],
+        *,
+        gone: bool = False,
+    ) -> Any:
+        """Return the members ``fn(member, its dims)``; see `around_lazy`.
+
+        Several, in a tuple, if `fn` returns several trees.
+        """
+        stack = self.stack_dim
+        if stack in dims:
+            raise self._refused(f"{what} along the stack dim")
+        own = [dim - (dim > stack) for dim in dims]
+        outs = [fn(tree, own) for tree in self.trees]
+        to = stack - (sum([dim < stack for dim in dims]) if gone else 0)
+        if not outs:
+            rest = [n for i, n in enumerate(self._rest()) if not (gone and i in own)]
+            return Members((), to, rest)
+        if isinstance(outs[0], tuple):
+            return tuple([Members(column, to) for column in zip(*outs, strict=True)])
+        return Members(outs, to)
 
     def parts(self, operand: Any) -> list[Any]:
         """Return what belongs to each member of an operand.
@@ -209,11 +238,12 @@ class Members(LeafLike):
                 )
             return list(operand.trees)
         if isinstance(operand, (torch.Tensor, Node)):
-            dim = operand.dim() - behind
+            rows: Any = operand
+            dim = rows.dim() - behind
             if dim >= 0:
-                if operand.shape[dim] == 1 and count != 1:
-                    return [operand.squeeze(dim)] * count
-                return list(operand.unbind(dim))
+                if rows.shape[dim] == 1 and count != 1:
+                    return [rows.squeeze(dim)] * count
+                return list(rows.unbind(dim))
         return [operand] * count
 
     def like(self, other: Any) -> Any:
@@ -390,14 +420,147 @@ class Members(LeafLike):
 
     def index_select(self, dim: int, index: torch.Tensor) -> Members:
         """Return the rows `index` of a dim."""
-        return self[(*(slice(None),) * dim, index)]
+        return self[(*(slice(None),) * dim, index.reshape(-1))]
+
+    def reshape(self, *sizes: Any) -> Members:
+        """Return the stack in another shape, in which the stack dim is still there."""
+        new = list(sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes)
+        shape, stack = self.shape, self.stack_dim
+        if -1 in shape:
+            raise self._refused("reshape of members with other batch sizes")
+        before, count = prod(shape[:stack]), shape[stack]
+        for to, size in enumerate(new):
+            fits = size == count and prod(new[:to]) == before
+            if fits and prod(new[to + 1 :]) == prod(shape[stack + 1 :]):
+                rest = [*new[:to], *new[to + 1 :]]
+                return Members([t.reshape(rest) for t in self.trees], to, rest)
+        raise self._refused(f"reshape to {new}, which merges or splits the stack dim,")
+
+    view = reshape
+
+    def flatten(self, start: int, end: int) -> Members:
+        """Return the stack with dims merged, the stack dim not among them."""
+        shape = self.shape
+        merged = prod(shape[start : end + 1])
+        return self.reshape((*shape[:start], merged, *shape[end + 1 :]))
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Members:
+        """Return the stack with a dim as several, not the stack dim."""
+        shape = self.shape
+        known = -prod(sizes)  # of those that are not -1
+        sizes = [shape[dim] // known if n == -1 else n for n in sizes]
+        return self.reshape((*shape[:dim], *sizes, *shape[dim + 1 :]))
+
+    def repeat(self, counts: Sequence[int]) -> Members:
+        """Return the stack several times along every dim."""
+        more = len(counts) - self.dim()
+        to = self.stack_dim + more
+        own = (*counts[:to], *counts[to + 1 :])
+        trees = [tree.tile(own) for tree in self.trees]
+        rest = [n * c for n, c in zip((1,) * more + self._rest(), own, strict=True)]
+        return Members(trees * counts[to], to, rest)
+
+    def repeat_interleave(self, repeats: int | torch.Tensor, dim: int) -> Members:
+        """Return every row of a dim several times in a row."""
+        if dim != self.stack_dim:
+            return self.along(
+                "repeat_interleave",
+                lambda t, d: t.repeat_interleave(repeats, d[0]),
+                [dim],
+            )
+        counts = repeats if isinstance(repeats, int) else repeats.tolist()
+        if isinstance(counts, int) or len(counts) == 1:
+            counts = [counts if isinstance(counts, int) else counts[0]] * len(
+                self.trees
+            )
+        pairs = zip(counts, self.trees, strict=True)
+        trees = [tree for count, tree in pairs for _ in range(count)]
+        return Members(trees, self._dim, self._rest())
+
+    def constant_pad_nd(self, pads: Sequence[int], value: Any) -> Members:
+        """Return the stack with rows of one value around it, not along its own dim."""
+        dims = self.dim()
+        pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
+        pairs = (pairs + [(0, 0)] * (dims - len(pairs)))[::-1]
+        stack = self.stack_dim
+        if pairs[stack] != (0, 0):
+            raise self._refused("pad along the stack dim")
+        own = [n for i, pair in enumerate(pairs) if i != stack for n in pair]
+        return self._like([tree.pad(own, value) for tree in self.trees])
+
+    def gather(self, dim: int, index: torch.Tensor) -> Members:
+        """Return for every place of `index` the row that it names along a dim."""
+        stack = self.stack_dim
+        if dim == stack:
+            raise self._refused("gather along the stack dim")
+        own = dim - (dim > stack)
+        pairs = zip(self.trees, index.unbind(stack), strict=False)
+        trees = [tree.gather(own, places) for tree, places in pairs]
+        rest = (*index.shape[:stack], *index.shape[stack + 1 :])
+        return Members(trees, stack, rest)
+
+    def _like(self, trees: list[Any]) -> Members:
+        return Members(trees, self._dim, self._rest())
+
+    # Writing rows
+
+    def written(self, plan: tuple[Any, ...], value: Any, name: str) -> Members:
+        """Return the stack with rows written: ``td.at[plan].name(value)``.
+
+        Args:
+            plan: an index, one item for every dim that it uses.
+            value: a number, a tensor of the rows, a tree, or a mapping of these.
+            name: a method of `At`.
+        """
+        trees = list(self.trees)
+        stack = self._dim
+        at, used = -1, 0
+        for i, item in enumerate(plan):
+            dims = _dims_of(item)
+            if used <= stack < used + dims:
+                at = i
+                break
+            used += dims
+        item = slice(None) if at < 0 else plan[at]
+        rest = () if at < 0 else (*plan[:at], *plan[at + 1 :])
+        if isinstance(item, torch.Tensor) and not item.dim():
+            item = int(item)
+        if isinstance(item, int):
+            own = (*plan[:at], 0, *plan[at + 1 :])
+            trees[item] = _write(trees[item], stack, own, value, name)
+            return self._like(trees)
+        places: Iterable[int]
+        if isinstance(item, torch.Tensor):
+            tensors = [x for x in rest if isinstance(x, torch.Tensor) and x.dim()]
+            if tensors or item.dim() != 1:
+                raise self._refused("writing at index tensors of several dims")
+            if item.dtype == torch.bool:
+                item = item.nonzero().squeeze(1)
+            places = item.tolist()
+        else:
+            places = range(len(trees))[item]
+        whole = plan if at < 0 else (*plan[:at], slice(None), *plan[at + 1 :])
+        to = self._moved_to(whole)
+        for i, place in enumerate(places):
+            part = _row(value, to, i)
+            trees[place] = _write(trees[place], stack, whole, part, name)
+        return self._like(trees)
+
+    def same(self, other: Any, *, equal_nan: bool) -> bool:
+        """Return whether the other holds equal members along the same dim."""
+        if not isinstance(other, Members) or len(self.trees) != len(other.trees):
+            return False
+        pairs = zip(self.trees, other.trees, strict=True)
+        return self._dim == other.stack_dim and all(
+            [a.equal(b, equal_nan=equal_nan) for a, b in pairs]
+        )
 
     def _refused(self, what: str) -> OperandError:
         return OperandError(
             f"{what} is not defined for a lazy stack",
             expected="a dense tree",
             got=f"{len(self.trees)} trees stacked along dim {self._dim}",
-            fix="td.densify() where the members are alike, td.densify(padding_value=0) "
+            fix="td.densify() first where the members are alike, td.densify(padding_value=0) "
             "where shapes differ",
         )
 
@@ -449,6 +612,8 @@ _MOVES = frozenset(
     {
         *("permute", "flip", "roll", "index_select", "split_with_sizes"),
         *("tensor_split", "unsqueeze", "squeeze", "transpose", "narrow", "unbind"),
+        *("reshape", "view", "flatten", "unflatten", "expand", "gather"),
+        *("repeat", "repeat_interleave", "constant_pad_nd"),
         *_EACH,
     }
 )
@@ -501,12 +666,29 @@ def _joined(leaves: Sequence[Members], dim: int = 0) -> Members:
     return Members([type(row[0]).cat(list(row), own) for row in rows], stack)
 
 
+def _write(tree: Any, dim: int, index: tuple[Any, ...], value: Any, name: str) -> Any:
+    """Return a member with rows written at an index of the stack."""
+    return getattr(tree.unsqueeze(dim).at[index], name)(value).squeeze(dim)
+
+
+def _row(value: Any, dim: int, at: int) -> Any:
+    """Return the part of a value for one of the rows along a dim, which stays."""
+    if isinstance(value, Mapping):
+        return {key: _row(part, dim, at) for key, part in value.items()}
+    if isinstance(value, (Node, np.ndarray)) or (
+        isinstance(value, torch.Tensor) and value.dim()
+    ):
+        rows: Any = value
+        return rows[(*(slice(None),) * dim, slice(at, at + 1))]
+    return value
+
+
 def _any_members(args: Sequence[Any]) -> Members:
     for arg in args:
         if isinstance(arg, Members):
             return arg
         if isinstance(arg, (list, tuple)):
-            return _any_members(arg)  # pyright: ignore[reportUnknownArgumentType]
+            return _any_members(arg)
     raise TypeError("no lazy stack among the arguments")
 
 

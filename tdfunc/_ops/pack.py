@@ -12,7 +12,7 @@ import torch
 from tdfunc._core.mismatch import differences
 from tdfunc._core.node import make
 from tdfunc._core.statics import NO_STATICS
-from tdfunc._core.tree import map_leaves
+from tdfunc._core.tree import map_leaves, refuse_lazy
 from tdfunc._ops.shape import as_dim
 from tdfunc.errors import OperandError, ShapeError, StructureError, show_path
 
@@ -209,6 +209,7 @@ def pack(
         >>> flat.shape, layout.keys, layout.offsets
         (torch.Size([5, 10]), ('p', 'v'), (0, 1))
     """
+    refuse_lazy(td, "pack")
     size = td.batch_size
     schema = td._schema
     at = as_dim(td, dim, extra=1)
@@ -335,6 +336,7 @@ def ravel(td: NodeT) -> tuple[torch.Tensor, Callable[[torch.Tensor], NodeT]]:
         >>> flat.tolist(), unravel(flat)["n"]
         ([7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], tensor(7))
     """
+    refuse_lazy(td, "ravel")
     size = td.batch_size
     schema = td._schema
     _check_same(td, "device", "td.to('cpu') moves all leaves to one device")

@@ -28,14 +28,14 @@ import torch
 from tdfunc._core._torch import foreach_norm, foreach_works
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
-from tdfunc._core.tree import map_leaves, zip_leaves
+from tdfunc._core.schema import Schema
+from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import along_lazy, map_leaves, refuse_lazy, zip_leaves
 from tdfunc._ops.shape import as_dim
 from tdfunc.errors import OperandError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from tdfunc._core.schema import Schema
 
     Dims: TypeAlias = int | str | Sequence[int | str] | None
     # Takes dims (None for all) and keepdim, returns what reduces one leaf.
@@ -152,6 +152,7 @@ def mean(
     """
     if not reduce:
         return _reduced(td, _over_dims(torch.mean, dtype=dtype), dim, keepdim=keepdim)
+    td = _spread(td, dim)
     _check_floating(td, dtype)
     total = _over_dims(torch.sum, dtype=dtype)
     parts = _stacked(td, "mean", total, dim, keepdim=keepdim)
@@ -239,6 +240,7 @@ def _truth(
 
     if dim is not None or keepdim:
         return _reduced(td, _over_dims(as_bool), dim, keepdim=keepdim)
+    td = _spread(td, None)
     parts = map_leaves(td._schema, td._leaves, as_bool)
     if not parts:
         return fn(torch.empty(0, dtype=torch.bool))
@@ -690,6 +692,7 @@ def nanmean(
         return _reduced(
             td, _over_dims(torch.nanmean, dtype=dtype), dim, keepdim=keepdim
         )
+    td = _spread(td, dim)
     _check_floating(td, dtype)
     total = _over_dims(torch.nansum, dtype=dtype)
     sums = _stacked(td, "nanmean", total, dim, keepdim=keepdim).sum(0)
@@ -745,6 +748,10 @@ def quantile(
             own = own.to(dtype=leaf.dtype, device=leaf.device)
         return torch.quantile(leaf, own, dim, keepdim, interpolation=interpolation)
 
+    if td._schema.lazy:
+        if rank:
+            refuse_lazy(td, "quantile with several levels")
+        return _reduced(td, _along(one), dim, keepdim=keepdim)
     schema, leaves, size, names = _laid(td, _along(one, rank), dim, keepdim=keepdim)
     if isinstance(levels, torch.Tensor) and rank:
         size = torch.Size([levels.shape[0], *size])
@@ -804,11 +811,58 @@ def _unsqueezed(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 
 def _reduced(td: NodeT, over: Reduction, dim: Any, *, keepdim: bool) -> NodeT:
+    if td._schema.lazy:
+        fn = partial(_reduced, over=over, keepdim=keepdim)
+        return _apart(td, lambda t, d: fn(t, dim=d), dim, keepdim=keepdim)
     schema, leaves, size, names = _laid(td, over, dim, keepdim=keepdim)
     return make(schema, leaves, td._statics, size, names)
 
 
+def _apart(td: Any, fn: Callable[..., Any], dim: Any, *, keepdim: bool) -> Any:
+    """Return the reduction ``fn(td, dim)`` of a tree with lazy stacks.
+
+    Raises:
+        OperandError: it is over a stack dim.
+    """
+    if dim is None:
+        refuse_lazy(td, "a reduction over all dims")
+        return td
+    if dim == "feature":
+        return along_lazy(td, "a reduction", lambda t, _: fn(t, "feature"), [])
+    given = [dim] if isinstance(dim, (int, str)) else list(dim)
+    dims = [as_dim(td, d) for d in given]
+    return along_lazy(td, "a reduction", fn, dims, gone=not keepdim)
+
+
+def _spread(td: Any, dim: Any) -> Any:
+    """Return a tree whose leaves are all those of the members of lazy stacks too.
+
+    Folding all leaves completely makes no difference between them.
+    """
+    if not td._schema.lazy:
+        return td
+    if dim is not None:
+        refuse_lazy(td, "folding leaves into one tensor")
+    leaves: dict[str, torch.Tensor] = {}
+    pending: list[tuple[str, Any]] = [("", td)]
+    while pending:
+        prefix, tree = pending.pop()
+        for name, leaf in zip(tree._schema.dotted(), tree._leaves, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                leaves[prefix + name] = leaf
+            else:
+                members = enumerate(leaf.trees)
+                pending += [(f"{prefix}{name}.{i}.", member) for i, member in members]
+    keys = tuple(sorted(leaves))
+    ranks = tuple([leaves[key].dim() for key in keys])
+    flat = tuple([leaves[key] for key in keys])
+    return make(Schema(Node._plain, keys, ranks), flat, NO_STATICS, torch.Size(), None)
+
+
 def _pair(td: Node, over: Reduction, dim: Any, *, keepdim: bool) -> ValuesIndices:
+    if td._schema.lazy:
+        fn = partial(_pair, over=over, keepdim=keepdim)
+        return _apart(td, lambda t, d: fn(t, dim=d), dim, keepdim=keepdim)
     schema, pairs, size, names = _laid(td, over, dim, keepdim=keepdim)
     values = tuple([pair[0] for pair in pairs])
     indices = tuple([pair[1] for pair in pairs])
@@ -892,6 +946,7 @@ def _stacked(
         each: the ``torch._foreach_*`` form of the reduction over all dims.
     """
     _check_foldable(td, name, dim, keepdim=keepdim)
+    td = _spread(td, dim)
     if dim is None:
         if each is not None and foreach_works(td._leaves):
             try:
@@ -906,6 +961,7 @@ def _stacked(
 def _row(td: Node, name: str, dim: Any, *, keepdim: bool) -> torch.Tensor:
     """Return the elements of all leaves behind each other, ``[*batch]`` in front."""
     _check_foldable(td, name, dim, keepdim=keepdim)
+    td = _spread(td, dim)
     size = td.batch_size if dim == "feature" else ()
     dims = len(size)
     rows = [

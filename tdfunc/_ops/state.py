@@ -11,6 +11,7 @@ from tdfunc._core.batch import as_size, misfit
 from tdfunc._core.node import NodeT, make, size_at
 from tdfunc._core.schema import STATIC, Schema
 from tdfunc._core.statics import rebuild_statics
+from tdfunc._core.tree import refuse_lazy
 from tdfunc.errors import (
     BatchSizeError,
     InvalidKeyError,
@@ -62,6 +63,7 @@ def state_dict(td: Node, *, flatten: bool = True) -> dict[str, Any]:
         >>> list(state), state["_tdfunc"]["statics"]
         (['n.w', '_tdfunc'], [[['s'], 'text']])
     """
+    refuse_lazy(td, "state_dict")
     schema = td._schema
     _check_names(schema, flatten=flatten)
     sizes: list[Any] = [[[], list(td.batch_size)]]
@@ -147,6 +149,7 @@ def load_state_dict(
         >>> td.load_state_dict({"n.w": torch.tensor([1, 2])}, strict=False)["n", "w"]
         tensor([1., 2.])
     """
+    refuse_lazy(td, "load_state_dict")
     if cast not in {"keep", "source"}:
         raise OptionError(
             "cast says what dtype results have",
