@@ -10,13 +10,13 @@ from tdfunc._core.keys import as_path, is_key
 from tdfunc._core.node import Node, missing
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import lazy
+from tdfunc._ops.members import Members
 from tdfunc._tensordict import Tree
 from tdfunc.errors import ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tdfunc._ops.members import Members
     from tdfunc.typing import Path
 
 __all__ = ["LazyStackedTensorDict"]
@@ -83,8 +83,10 @@ class LazyStackedTensorDict(Tree, lazy=True):
     @property
     def batch_size(self) -> torch.Size:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The batch size of the members with the stack dim; -1 where they differ."""
-        # Without members while an operation looks at the rest of a tree.
-        return self._members.shape if self._leaves else super().batch_size
+        # Without members while an operation looks at the rest of a tree, and with
+        # something else in trees of dims.
+        held = self._leaves[0] if self._leaves else None
+        return held.shape if isinstance(held, Members) else super().batch_size
 
     # Reading
 

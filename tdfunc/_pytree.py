@@ -216,14 +216,16 @@ def register(cls: type[Node], serialized_name: str) -> None:
 class StackContext:
     """What is left of the members of a lazy stack: where the stack dim is.
 
-    Counted from the last batch dim. Like feature ranks it rides along uncompared.
+    Counted from the last batch dim, with the sizes of the other dims and the level of
+    transforms. Like feature ranks it rides along uncompared.
     """
 
-    __slots__ = ("behind", "rest")
+    __slots__ = ("behind", "level", "rest")
 
-    def __init__(self, behind: int, rest: tuple[int, ...]) -> None:
+    def __init__(self, behind: int, rest: tuple[int, ...], level: int = 0) -> None:
         self.behind = behind
         self.rest = rest
+        self.level = level
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StackContext)
@@ -237,12 +239,15 @@ class StackContext:
 
 def flatten_members(members: Members) -> tuple[tuple[Any, ...], StackContext]:
     """Return the members with the stack dim at size 1, and where it is."""
-    return members.flat(), StackContext(members.behind, members.rest)
+    context = StackContext(members.behind, members.rest, members.level)
+    return members.flat(), context
 
 
 def unflatten_members(children: Iterable[Any], context: StackContext) -> Members:
     """Return members of whatever a pytree function made of them."""
-    return Members.unflattened(tuple(children), context.behind, context.rest)
+    return Members.unflattened(
+        tuple(children), context.behind, context.rest, context.level
+    )
 
 
 def flatten_members_with_keys(

@@ -68,16 +68,21 @@ __all__ = [
     "inside_transform",
     "is_compiling",
     "is_tracing",
+    "mapped_dim",
     "parametrize_caches",
     "pytree",
     "register_trace_constant",
     "traced_inline",
+    "transform_level",
 ]
 
 _TargetT = TypeVar("_TargetT")
 
 _functorch: Any = getattr(torch._C, "_functorch", None)
 _stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
+_current_level: Any = getattr(_functorch, "maybe_current_level", None)
+_is_mapped: Any = getattr(_functorch, "is_batchedtensor", None)
+_mapped_dim: Any = getattr(_functorch, "maybe_get_bdim", None)
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -129,6 +134,26 @@ foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def transform_level() -> int:
+    """Return on which level of transforms of torch.func this runs, 0 outside of them.
+
+    In compiled code it is 0, where Dynamo can not ask.
+    """
+    if _current_level is None or is_tracing():
+        return 0
+    return _current_level() or 0
+
+
+def mapped_dim(tensor: torch.Tensor) -> int:
+    """Return the dim of a tensor that the innermost `vmap` maps, -1 if there is none.
+
+    Right after entering: the first operation may put it elsewhere.
+    """
+    if _is_mapped is None or _mapped_dim is None or not _is_mapped(tensor):
+        return -1
+    return _mapped_dim(tensor)
 
 
 def inside_transform() -> bool:

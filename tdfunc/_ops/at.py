@@ -31,6 +31,7 @@ from tdfunc._core.leaf import as_leaf
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make, missing
 from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.statics import NO_STATICS
 from tdfunc._core.tree import (
     feature_views,
     refuse_lazy,
@@ -39,7 +40,7 @@ from tdfunc._core.tree import (
     without,
     zip_leaves,
 )
-from tdfunc._ops.entries import exclude
+from tdfunc._ops.entries import set
 from tdfunc._ops.index import (
     as_plan,
     at_index,
@@ -314,7 +315,7 @@ def _written(
     `name` is that of the method.
     """
     if td._schema.lazy:
-        return _written_apart(td, index, value, fn, name)
+        return _written_apart(td, index, value, name)
     size = td.batch_size
     plan = as_plan(td, index)
     repeats = any([isinstance(item, torch.Tensor) for item in plan])
@@ -362,13 +363,7 @@ def _written(
     )
 
 
-def _written_apart(
-    td: NodeT,
-    index: Any,
-    value: Any,
-    fn: Callable[[Any, Any], Any] | None,
-    name: str,
-) -> NodeT:
+def _written_apart(td: NodeT, index: Any, value: Any, name: str) -> NodeT:
     """Write rows of a tree with lazy stacks, and of their members."""
     plan = as_plan(td, index)
     lazies = td._schema.lazies()
@@ -377,7 +372,7 @@ def _written_apart(
     given: dict[Path, Any] = {(): value}
     if not type(td).is_lazy:
         value, given = _values_apart(td, value)
-        done = _written(done, index, value, fn, name)
+        done = getattr(At(done, index), name)(value)
     stacks: list[Any] = []
     for slot, path, surplus in lazies:
         members = td._leaves[slot]
@@ -412,8 +407,11 @@ def _values_apart(td: Node, value: Any) -> tuple[Any, dict[Path, Any]]:
             for stack in below:
                 at = stack[len(path) :]
                 given[stack] = own[at] if isinstance(own, Node) else own
-            if isinstance(own, Node):
-                own = exclude(own, *[p[len(path) :] for p in below])
+                if isinstance(own, Node):
+                    empty: Any = make(
+                        Schema(Node._lazy, (), ()), (), NO_STATICS, own.batch_size, None
+                    )
+                    own = set(own, at, empty)
             rest[path] = own
     return rest.get((), rest), given
 

@@ -23,6 +23,7 @@ from tdfunc._core.statics import NonTensorData
 from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.convert import from_dict
 from tdfunc._ops.join import stack
+from tdfunc._ops.lazy import lazy_stack, maybe_dense_stack
 from tdfunc.errors import (
     BatchSizeError,
     InvalidKeyError,
@@ -273,6 +274,7 @@ def from_list(
     batch_dims: int | None = None,
     device: Device | None = None,
     names: DimNames | None = None,
+    lazy: bool | None = False,
 ) -> Any:
     """Return the trees of a list stacked along a new first batch dim.
 
@@ -285,15 +287,17 @@ def from_list(
         batch_dims: infer it, with at most this many dims in every node.
         device: where to move the leaves.
         names: a name (or None) for every batch dim of the result.
+        lazy: keep the rows apart in a lazy stack; None does so only where they are
+            not alike.
 
     Returns:
-        A tree with copies of all tensors.
+        A tree with copies of all tensors; a lazy stack shares them.
 
     Raises:
         BatchSizeError: `batch_size` does not start with the length of `rows`, or a
             leaf does not start with the rest of it.
         OperandError: `rows` is empty or no list, or a row is no container.
-        StructureError: rows have other entries or statics than the first.
+        StructureError: rows have other entries than the first, without `lazy`.
         TdfuncError: what `from_dict` and `stack` raise.
 
     Examples:
@@ -329,7 +333,8 @@ def from_list(
             what = f"row {at} can not become a tree"
             raise _wrong(what, "a tree or a mapping", row, "torch.tensor(rows)")
         tds.append(from_dict(unfolded(row, children), batch_size=inner or ()))
-    td = stack(tds)
+    joins = {True: lazy_stack, False: stack, None: maybe_dense_stack}
+    td: Any = joins[lazy](tds)
     infer = auto_batch_size or batch_dims is not None
     if not infer:
         batch_size = td.batch_size

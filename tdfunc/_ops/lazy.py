@@ -155,9 +155,10 @@ def densify(td: Any, *, padding_value: float | None = None) -> Any:
         >>> tdfunc.lazy_stack(rows).densify(padding_value=0)["x"].tolist()
         [[1.0, 0.0], [1.0, 1.0]]
     """
-    for slot, path, _ in td._schema.lazies():
-        members: Members = td._leaves[slot]
-        dense = _dense(members, padding_value, path)
+    for _, path, _ in td._schema.lazies():
+        # One after the other: each that has become dense moves the leaves behind it.
+        stack = td[path] if path else td
+        dense = _dense(stack._leaves[0], padding_value, path)
         if not path:
             return entries.with_names(dense, td.names) if td.names else dense
         td = entries.set(td, path, dense)

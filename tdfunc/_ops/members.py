@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
+from tdfunc._core._torch import mapped_dim, transform_level
 from tdfunc._core.build import Part
 from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node, make
@@ -48,7 +49,7 @@ class Members(LeafLike):
         rest: the batch size without the stack dim, asked for only without members.
     """
 
-    __slots__ = ("_dim", "_flat", "_trees", "behind", "rest")
+    __slots__ = ("_dim", "_flat", "_mapped", "_trees", "behind", "level", "rest")
 
     def __init__(
         self, trees: Sequence[Any], dim: int, rest: Sequence[int] = ()
@@ -58,24 +59,35 @@ class Members(LeafLike):
         self._trees: tuple[Any, ...] | None = tuple(trees)
         self._dim = dim
         self._flat: tuple[Any, ...] | None = None
+        self._mapped = -1
         self.behind = len(rest) + 1 - dim  # batch dims from the stack dim on
         self.rest = tuple(rest)
+        self.level = transform_level()
 
     @classmethod
     def unflattened(
-        cls, flat: tuple[Any, ...], behind: int, rest: tuple[int, ...]
+        cls, flat: tuple[Any, ...], behind: int, rest: tuple[int, ...], level: int
     ) -> Members:
         """Return members from what a pytree function made of them.
 
-        Where the stack dim is now is looked for when it is needed: counted from the
-        last batch dim it is where it was, if dims came or went in front.
+        Where the stack dim is now is looked for when it is needed; see `_found`.
+
+        Args:
+            flat: the members with the stack dim at size 1, changed.
+            behind: how many dims there were from the stack dim on.
+            rest: the batch size that they had, without the stack dim.
+            level: how many transforms ran.
         """
         self = object.__new__(cls)
         self._trees = None
         self._dim = -1
         self._flat = flat
+        self._mapped = -1
         self.behind = behind
         self.rest = rest
+        self.level = transform_level()
+        if self.level > level:
+            self._mapped = _mapped_dim(flat)
         if not flat:
             self._trees, self._dim = (), len(rest) + 1 - behind
         return self
@@ -125,17 +137,41 @@ class Members(LeafLike):
         return [t.batch_size if isinstance(t, Node) else torch.Size() for t in flat]
 
     def _found(self) -> int:
-        """Return the stack dim of the flat members, -1 if it is gone."""
+        """Return the stack dim of the flat members, -1 if it is gone.
+
+        It has size 1, and before and behind it are the dims that were there, some
+        fewer or some more. Where that leaves a choice, dims came or went in front. On
+        entering a `vmap` it is known which dim was mapped.
+        """
         sizes = self._sizes()
-        dims = {len(size) for size in sizes}
-        if len(dims) != 1:
+        if len({len(size) for size in sizes}) != 1:
             return -1
-        count = dims.pop()
-        counted = count - self.behind
-        for dim in (counted, *range(count)):
-            if 0 <= dim < count and all([size[dim] == 1 for size in sizes]):
-                return dim
-        return -1
+        new = _joint(sizes)
+        stack = len(self.rest) + 1 - self.behind
+        before, after = self.rest[:stack], self.rest[stack:]
+        more = len(new) - len(self.rest) - 1
+        if more == -1 and 0 <= self._mapped <= len(self.rest):
+            if self._mapped == stack:
+                return -1
+            to = stack - (self._mapped < stack)
+            return to if new[to] == 1 else -1
+        if more == -1 and _alike(new, self.rest):
+            return -1
+        fits = [
+            to
+            for to, size in enumerate(new)
+            if size == 1
+            and _come_or_gone(before, new[:to])
+            and _come_or_gone(after, new[to + 1 :])
+        ]
+        front = stack + more
+        if front in fits:
+            return front
+        if fits:
+            return fits[0]
+        # Sizes changed, too.
+        ones = [to for to, size in enumerate(new) if size == 1]
+        return front if front in ones else ones[0] if len(ones) == 1 else -1
 
     # As a tensor
 
@@ -395,8 +431,8 @@ class Members(LeafLike):
 
     def tensor_split(self, indices: Any, dim: int = 0) -> list[Members]:
         """Return pieces along a dim that end at `indices`."""
-        rows = torch.empty(self.shape[dim]).tensor_split(indices)
-        return self.split_with_sizes([len(row) for row in rows], dim)
+        rows = [r.tolist() for r in torch.arange(self.shape[dim]).tensor_split(indices)]
+        return [self.narrow(dim, row[0] if row else 0, len(row)) for row in rows]
 
     def flip(self, dims: Sequence[int]) -> Members:
         """Return the stack in reversed order along some dims."""
@@ -679,6 +715,11 @@ def _row(value: Any, dim: int, at: int) -> Any:
         isinstance(value, torch.Tensor) and value.dim()
     ):
         rows: Any = value
+        if isinstance(value, Node) and type(value).is_lazy:
+            members: Members = value._leaves[0]
+            if members.stack_dim == dim:
+                return members.trees[at].unsqueeze(dim)
+            rows = rows.densify()
         return rows[(*(slice(None),) * dim, slice(at, at + 1))]
     return value
 
@@ -707,6 +748,35 @@ def _joint(sizes: Sequence[torch.Size]) -> tuple[int, ...]:
             for row in zip(*sizes, strict=True)
         ]
     )
+
+
+def _alike(one: Sequence[int], two: Sequence[int]) -> bool:
+    """Return whether sizes are equal; -1 is any."""
+    pairs = zip(one, two, strict=False)
+    return len(one) == len(two) and all([x == y or -1 in (x, y) for x, y in pairs])
+
+
+def _come_or_gone(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Return whether sizes are others with some left out, or some more."""
+    if len(old) < len(new):
+        old, new = new, old
+    rest = iter(old)
+    return all([any(_alike((size,), (other,)) for other in rest) for size in new])
+
+
+def _mapped_dim(flat: Sequence[Any]) -> int:
+    """Return the dim of the leaves of trees that a `vmap` maps, -1 if not one."""
+    dims: set[int] = set()
+    pending = list(flat)
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Node):
+            pending += item._leaves
+        elif isinstance(item, Members):
+            pending += item._flat or ()
+        elif isinstance(item, torch.Tensor):
+            dims.add(mapped_dim(item))
+    return dims.pop() if len(dims) == 1 else -1
 
 
 def _positive(shape: Sequence[int]) -> list[int]:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.schema import STATIC, Schema, is_lazy
 from tdfunc._core.statics import same_value
+from tdfunc._ops.members import Members
 from tdfunc.errors import show_path
 
 if TYPE_CHECKING:
@@ -66,6 +68,14 @@ def assert_equal(
         where = show_path(path)
         if isinstance(x, Node) and isinstance(y, Node):
             found += [f"{where}: {line}" for line in _node_differences(x, y, names)]
+            if type(x).is_lazy and type(y).is_lazy:
+                one, two = x._leaves[0], y._leaves[0]
+                if one.stack_dim != two.stack_dim or len(one.trees) != len(two.trees):
+                    found.append(f"{where}: {one} and {two}")
+                    continue
+                pairs = enumerate(zip(one.trees, two.trees, strict=True))
+                pending += [((*path, str(i)), *pair) for i, pair in pairs]
+                continue
             mine, theirs = x.keys(), y.keys()
             found += [
                 f"{show_path((*path, key))}: only in the {ordinal}"
@@ -218,6 +228,9 @@ def _faults(td: Node) -> Iterator[str]:
     while pending:
         node = pending.pop()
         yield from _schema_faults(node)
+        if is_lazy(node.schema):
+            yield from _stack_faults(node.path, leaves[node.lo], node.size)
+            continue
         for key in node.schema.keys:
             kid, lo, slo, surplus = node.schema.index[key]
             path = (*node.path, key)
@@ -241,7 +254,7 @@ def _size_below(
     node: _At, kid: Schema, leaves: tuple[Any, ...], surplus: int
 ) -> torch.Size:
     """Return the batch size that a nested node has by its first leaf."""
-    if not kid.n or not isinstance(leaves[0], torch.Tensor):
+    if not kid.n or not isinstance(leaves[0], (torch.Tensor, LeafLike)):
         return node.size
     return leaves[0].shape[: len(node.size) + surplus]
 
@@ -280,6 +293,24 @@ def _schema_faults(node: _At) -> Iterator[str]:
     nested = [kid for kid in schema.kids if isinstance(kid, Schema)]
     if schema.extra != any([*schema.surplus, *[kid.extra for kid in nested]]):
         yield f"{where}: the schema says extra={schema.extra}"
+
+
+def _stack_faults(path: Path, held: Any, size: torch.Size) -> Iterator[str]:
+    """Yield what is wrong with the members of a lazy stack."""
+    where = show_path(path)
+    if not isinstance(held, Members):
+        yield f"{where}: a {type(held).__name__}, not the members of a lazy stack"
+        return
+    if held.shape != size:
+        yield f"{where}: {held} with shape {list(held.shape)}, not {list(size)}"
+    at = held.stack_dim
+    rest = (*size[:at], *size[at + 1 :])
+    for i, tree in enumerate(held.trees):
+        own = tree.batch_size
+        pairs = zip(own, rest, strict=False)
+        if len(own) != len(rest) or any([n not in (m, -1) for m, n in pairs]):
+            yield f"{where}: member {i} has batch size {list(own)}"
+        yield from [f"{where}: member {i}: {line}" for line in _faults(tree)]
 
 
 def _leaf_faults(path: Path, leaf: Any, rank: int, size: torch.Size) -> Iterator[str]:
