@@ -8,6 +8,7 @@ or whole trees, and the rank rule finds the batch size when it is asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import optree
@@ -145,11 +146,11 @@ def to_dumpable(context: Context) -> dict[str, Any]:
             )
     rows: list[list[Any]] = []
     for depth, key, kind, cls in context.schema.entries():
-        if cls is not None and cls is not TensorDict:
+        if cls not in _CLASS_KINDS:
             raise OptionError(
                 f"nodes of class {cls.__name__} can not be written as JSON", got=key
             )
-        rows.append([depth, key, kind, cls is not None])
+        rows.append([depth, key, kind, _CLASS_KINDS[cls]])
     size = context.batch_size
     return {
         "entries": rows,
@@ -159,15 +160,24 @@ def to_dumpable(context: Context) -> dict[str, Any]:
     }
 
 
-def from_dumpable(data: dict[str, Any]) -> Context:
-    """Return the context that `to_dumpable` wrote."""
+# How the class of an entry is written; None is that of what is no node.
+_CLASS_KINDS: dict[type[Node] | None, bool | str] = {
+    None: False,
+    TensorDict: True,
+    LazyStackedTensorDict: "lazy",
+}
+
+
+def from_dumpable(cls: type[Node], data: dict[str, Any]) -> Context:
+    """Return the context of a node of class `cls` that `to_dumpable` wrote."""
+    kinds = {kind: node_cls for node_cls, kind in _CLASS_KINDS.items()}
     rows = [
-        (depth, key, kind, TensorDict if is_node else None)
-        for depth, key, kind, is_node in data["entries"]
+        (depth, key, kid, kinds[is_node])
+        for depth, key, kid, is_node in data["entries"]
     ]
     names, size = data["names"], data["batch_size"]
     return context_of(
-        schema_from_entries(TensorDict, rows),
+        schema_from_entries(cls, rows),
         rebuild_statics(tuple(data["statics"])),
         None if names is None else tuple(names),
         None if size is None else torch.Size(size),
@@ -200,7 +210,7 @@ def register(cls: type[Node], serialized_name: str) -> None:
         unflatten,
         serialized_type_name=serialized_name,
         to_dumpable_context=to_dumpable,
-        from_dumpable_context=from_dumpable,
+        from_dumpable_context=partial(from_dumpable, cls),
         flatten_with_keys_fn=flatten_with_keys,
     )
     in_optree(
@@ -216,14 +226,14 @@ def register(cls: type[Node], serialized_name: str) -> None:
 class StackContext:
     """What is left of the members of a lazy stack: where the stack dim is.
 
-    Counted from the last batch dim, with the sizes of the other dims and the level of
+    With the sizes of the other dims and the level of
     transforms. Like feature ranks it rides along uncompared.
     """
 
-    __slots__ = ("behind", "level", "rest")
+    __slots__ = ("dim", "level", "rest")
 
-    def __init__(self, behind: int, rest: tuple[int, ...], level: int = 0) -> None:
-        self.behind = behind
+    def __init__(self, dim: int, rest: tuple[int, ...], level: int = 0) -> None:
+        self.dim = dim
         self.rest = rest
         self.level = level
 
@@ -234,19 +244,19 @@ class StackContext:
         return hash(StackContext)
 
     def __repr__(self) -> str:
-        return f"StackContext({self.behind}, {self.rest})"
+        return f"StackContext({self.dim}, {self.rest})"
 
 
 def flatten_members(members: Members) -> tuple[tuple[Any, ...], StackContext]:
     """Return the members with the stack dim at size 1, and where it is."""
-    context = StackContext(members.behind, members.rest, members.level)
+    context = StackContext(*members.where, members.level)
     return members.flat(), context
 
 
 def unflatten_members(children: Iterable[Any], context: StackContext) -> Members:
     """Return members of whatever a pytree function made of them."""
     return Members.unflattened(
-        tuple(children), context.behind, context.rest, context.level
+        tuple(children), context.dim, context.rest, context.level
     )
 
 
@@ -281,7 +291,7 @@ def _register_members() -> None:
         flatten_members,
         unflatten_members,
         serialized_type_name="tdfunc.Members",
-        to_dumpable_context=lambda c: [c.behind, list(c.rest)],
+        to_dumpable_context=lambda c: [c.dim, list(c.rest)],
         from_dumpable_context=lambda data: StackContext(data[0], tuple(data[1])),
         flatten_with_keys_fn=flatten_members_with_keys,
     )

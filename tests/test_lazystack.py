@@ -153,7 +153,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "norm reduce": lambda td: td.norm(2, reduce=True),
     "std reduce": lambda td: td.std(reduce=True),
     "sum reduce feature": lambda td: td.sum("feature", reduce=True),
-    **{name: unary(name) for name in tdfunc._ops.unary.__all__ if name != "bitwise_not"},
+    **{
+        name: unary(name) for name in tdfunc._ops.unary.__all__ if name != "bitwise_not"
+    },
     "bitwise_not": lambda td: (td > 0.5).bitwise_not(),
     "neg": unary("neg"),
     "abs": unary("abs"),
@@ -253,7 +255,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "permute": lambda td: td.permute(*reversed(range(td.batch_dims))),
     "transpose": lambda td: td.transpose(0, -1),
     "movedim": lambda td: td.movedim(0, -1),
-    "expand": lambda td: (td.expand(4, *td.batch_size), td[:1].expand(5, *td.shape[1:])),
+    "expand": lambda td: (
+        td.expand(4, *td.batch_size),
+        td[:1].expand(5, *td.shape[1:]),
+    ),
     "expand_as": lambda td: td.expand_as(torch.zeros(4, *td.batch_size)),
     "broadcast_to": lambda td: td.broadcast_to((1, *td.batch_size)),
     "unbind": lambda td: td.unbind(0) + td.unbind(-1),
@@ -291,7 +296,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         td.index_select(-1, torch.tensor(1)),
     ),
     "masked_select": lambda td: td.masked_select(mask(td)),
-    "masked_fill": lambda td: (td.masked_fill(mask(td), 7), td.masked_fill(td > 0.5, 7)),
+    "masked_fill": lambda td: (
+        td.masked_fill(mask(td), 7),
+        td.masked_fill(td > 0.5, 7),
+    ),
     "where": lambda td: (
         tdfunc.where(mask(td), td, 0.0),
         td.where(td > 0.5, td * 2),
@@ -304,7 +312,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "at tree": lambda td: td.at[0].mul(td[1]),
     "at mapping": lambda td: td.at[0].set({"x": td["x"][1]}),
     "at path": lambda td: td.at[0].set({last_path(td): 5}),
-    "at mask": lambda td: td.at[mask(td)[:, 0] if td.batch_dims > 1 else mask(td)].div(3),
+    "at mask": lambda td: td.at[mask(td)[:, 0] if td.batch_dims > 1 else mask(td)].div(
+        3
+    ),
     "at whole mask": lambda td: td.at[mask(td)].set(1),
     "at apply": lambda td: td.at[1].apply(torch.exp),
     "at min": lambda td: (td.at[0].min(0.3), td.at[:].max(rows(td)), td.at[0].pow(2)),

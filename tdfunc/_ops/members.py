@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from tdfunc._core._torch import mapped_dim, transform_level
+from tdfunc._core._torch import at_level, is_tracing, mapped_dim, transform_level
 from tdfunc._core.build import Part
 from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node, make
@@ -49,7 +49,7 @@ class Members(LeafLike):
         rest: the batch size without the stack dim, asked for only without members.
     """
 
-    __slots__ = ("_dim", "_flat", "_mapped", "_trees", "behind", "level", "rest")
+    __slots__ = ("_dim", "_flat", "_mapped", "_trees", "_was", "level")
 
     def __init__(
         self, trees: Sequence[Any], dim: int, rest: Sequence[int] = ()
@@ -60,13 +60,12 @@ class Members(LeafLike):
         self._dim = dim
         self._flat: tuple[Any, ...] | None = None
         self._mapped = -1
-        self.behind = len(rest) + 1 - dim  # batch dims from the stack dim on
-        self.rest = tuple(rest)
+        self._was = (dim, tuple(rest))
         self.level = transform_level()
 
     @classmethod
     def unflattened(
-        cls, flat: tuple[Any, ...], behind: int, rest: tuple[int, ...], level: int
+        cls, flat: tuple[Any, ...], dim: int, rest: tuple[int, ...], level: int
     ) -> Members:
         """Return members from what a pytree function made of them.
 
@@ -74,7 +73,7 @@ class Members(LeafLike):
 
         Args:
             flat: the members with the stack dim at size 1, changed.
-            behind: how many dims there were from the stack dim on.
+            dim: where the stack dim was.
             rest: the batch size that they had, without the stack dim.
             level: how many transforms ran.
         """
@@ -82,14 +81,13 @@ class Members(LeafLike):
         self._trees = None
         self._dim = -1
         self._flat = flat
+        self._was = (dim, rest)
         self._mapped = -1
-        self.behind = behind
-        self.rest = rest
         self.level = transform_level()
-        if self.level > level:
-            self._mapped = _mapped_dim(flat)
         if not flat:
-            self._trees, self._dim = (), len(rest) + 1 - behind
+            self._trees, self._dim = (), dim
+        elif self.level > level:
+            self._mapped = _mapped_dim(flat)
         return self
 
     # The members
@@ -98,7 +96,12 @@ class Members(LeafLike):
         """Return the members with the stack dim at size 1."""
         flat = self._flat
         if flat is None:
-            flat = self._flat = tuple([t.unsqueeze(self._dim) for t in self.trees])
+            if is_tracing():
+                return tuple([t.unsqueeze(self._dim) for t in self.trees])
+            # A transform that flattens what it is given has begun already.
+            with at_level(self.level):
+                flat = tuple([t.unsqueeze(self._dim) for t in self.trees])
+            self._flat = flat
         return flat
 
     @property
@@ -113,81 +116,98 @@ class Members(LeafLike):
     def _resolve(self) -> tuple[Any, ...]:
         trees = self._trees
         if trees is None:
-            dim = self._found()
-            if dim < 0:
-                raise OperandError(
-                    "the stack dim of a lazy stack was mapped, indexed or reduced",
-                    expected="members that keep the stack dim, of size 1",
-                    got=f"batch sizes {[list(s) for s in self._sizes()]}",
-                    fix="td.densify() first, or map another dim",
-                )
-            trees = tuple([tree.squeeze(dim) for tree in self._flat or ()])
-            self._dim = dim
+            dim, flat = self.stack_dim, self._flat or ()
+            if is_tracing():
+                return tuple([tree.squeeze(dim) for tree in flat])
+            with at_level(self.level):
+                trees = tuple([tree.squeeze(dim) for tree in flat])
             self._trees = trees
         return trees
 
     @property
     def stack_dim(self) -> int:
-        """The dim along which the members lie."""
-        self._resolve()
+        """The dim along which the members lie.
+
+        Raises:
+            OperandError: it is gone.
+        """
+        # Members are not made for this: `torch.func.grad` marks the leaves that it
+        # differentiates in place, after it has flattened them, and views from before
+        # would be constants.
+        if self._dim < 0:
+            self._place()
         return self._dim
+
+    def _place(self) -> None:
+        dim, rest = self._found()
+        if dim < 0:
+            raise OperandError(
+                "the stack dim of a lazy stack was mapped, indexed or reduced",
+                expected="members that keep the stack dim, of size 1",
+                got=f"batch sizes {[list(s) for s in self._sizes()]}",
+                fix="td.densify() first, or map another dim",
+            )
+        # In this order: another thread may be at it, too.
+        self._was = (dim, rest)
+        self._dim = dim
+
+    @property
+    def where(self) -> tuple[int, tuple[int, ...]]:
+        """The stack dim and the batch size without it; what they were if it is gone."""
+        if self._dim < 0:
+            dim, rest = self._found()
+            return self._was if dim < 0 else (dim, rest)
+        return self._was
+
+    def _count(self) -> int:
+        return len(self._flat or () if self._trees is None else self._trees)
 
     def _sizes(self) -> list[torch.Size]:
         flat = self._flat or ()
         return [t.batch_size if isinstance(t, Node) else torch.Size() for t in flat]
 
-    def _found(self) -> int:
-        """Return the stack dim of the flat members, -1 if it is gone.
+    def _found(self) -> tuple[int, tuple[int, ...]]:
+        """Return the stack dim of the flat members, and the batch size without it.
 
-        It has size 1, and before and behind it are the dims that were there, some
-        fewer or some more. Where that leaves a choice, dims came or went in front. On
-        entering a `vmap` it is known which dim was mapped.
+        -1 if it is gone. It has size 1, and before and behind it are the dims that
+        were there, fewer or more. On entering a `vmap` it is known which dim was
+        mapped. Otherwise sizes of 1 can leave a choice; then dims came or went in
+        front, so that leaving a `vmap` with `out_dims` behind a stack dim that has
+        dims of size 1 beside it is not told from leaving with ``out_dims=0``.
         """
         sizes = self._sizes()
         if len({len(size) for size in sizes}) != 1:
-            return -1
+            return -1, ()
         new = _joint(sizes)
-        stack = len(self.rest) + 1 - self.behind
-        before, after = self.rest[:stack], self.rest[stack:]
-        more = len(new) - len(self.rest) - 1
-        if more == -1 and 0 <= self._mapped <= len(self.rest):
-            if self._mapped == stack:
-                return -1
-            to = stack - (self._mapped < stack)
-            return to if new[to] == 1 else -1
-        if more == -1 and _alike(new, self.rest):
-            return -1
-        fits = [
-            to
-            for to, size in enumerate(new)
-            if size == 1
-            and _come_or_gone(before, new[:to])
-            and _come_or_gone(after, new[to + 1 :])
-        ]
+        stack, rest = self._was
+        more = len(new) - len(rest) - 1
         front = stack + more
-        if front in fits:
-            return front
-        if fits:
-            return fits[0]
-        # Sizes changed, too.
-        ones = [to for to, size in enumerate(new) if size == 1]
-        return front if front in ones else ones[0] if len(ones) == 1 else -1
+        if more == -1 and 0 <= self._mapped <= len(rest):
+            front += int(self._mapped > stack)
+            fits = [] if self._mapped == stack else [front]
+        elif more == -1 and _alike(new, rest):
+            fits = []
+        else:
+            fits = _places(new, rest[:stack], rest[stack:])
+        fits = [to for to in fits if new[to] == 1]
+        to = front if front in fits else fits[0] if fits else -1
+        return to, (*new[:to], *new[to + 1 :])
 
     # As a tensor
 
     @property
     def known_shape(self) -> torch.Size | None:
         """The shape, None if the stack dim is gone."""
-        if self._trees is None and self._found() < 0:
+        if self._dim < 0 and self._found()[0] < 0:
             return None
         return self.shape
 
     @property
     def shape(self) -> torch.Size:
         """The batch size; -1 where the members differ."""
-        trees, dim = self.trees, self._dim
-        rest = _joint([tree.batch_size for tree in trees]) if trees else self.rest
-        return torch.Size((*rest[:dim], len(trees), *rest[dim:]))
+        dim = self.stack_dim
+        rest = self._was[1]
+        return torch.Size((*rest[:dim], self._count(), *rest[dim:]))
 
     @property
     def ndim(self) -> int:
@@ -269,7 +289,7 @@ class Members(LeafLike):
             if len(operand.trees) != count or operand._from_end() != behind:
                 raise ShapeError(
                     "the lazy stacks do not pair up",
-                    expected=f"shape {list(self.shape)}, stacked along {self._dim}",
+                    expected=f"shape {list(self.shape)}, stacked along {self.stack_dim}",
                     got=f"shape {list(operand.shape)}, stacked along {operand._dim}",
                 )
             return list(operand.trees)
@@ -289,15 +309,16 @@ class Members(LeafLike):
 
     def _from_end(self) -> int:
         """Return how many batch dims there are from the stack dim on."""
-        return len(self.shape) - self._dim
+        return len(self.shape) - self.stack_dim
 
     def _chosen(self, places: Iterable[int]) -> Members:
         trees = self.trees
-        return Members([trees[at] for at in places], self._dim, self._rest())
+        return Members([trees[at] for at in places], self.stack_dim, self._rest())
 
     def _rest(self) -> tuple[int, ...]:
-        shape = self.shape
-        return (*shape[: self._dim], *shape[self._dim + 1 :])
+        if self._dim < 0:
+            self._place()
+        return self._was[1]
 
     # Moving rows
 
@@ -307,7 +328,7 @@ class Members(LeafLike):
         used = 0
         for i, item in enumerate(plan):
             dims = _dims_of(item)
-            if used <= self._dim < used + dims:
+            if used <= self.stack_dim < used + dims:
                 at = i
                 break
             used += dims
@@ -320,7 +341,7 @@ class Members(LeafLike):
                 rest = (*plan[:at], *plan[at + 1 :])
                 return trees[item] if _is_whole(rest) else trees[item][rest]
             own = (*plan[:at], 0, *plan[at + 1 :])
-            return trees[item].unsqueeze(self._dim)[own]
+            return trees[item].unsqueeze(self.stack_dim)[own]
         if isinstance(item, torch.Tensor):
             tensors = [x for x in plan if isinstance(x, torch.Tensor) and x.dim()]
             if item.dim() == 0 and item.dtype != torch.bool:
@@ -340,7 +361,7 @@ class Members(LeafLike):
         self, plan: tuple[Any, ...], places: Iterable[int], whole: tuple[Any, ...]
     ) -> Members:
         """Return the members at `places`, each indexed by a plan of all dims."""
-        dim = self._dim
+        dim = self.stack_dim
         if _is_whole(plan):
             return self._chosen(places)
         trees = [self.trees[i].unsqueeze(dim)[plan] for i in places]
@@ -358,7 +379,7 @@ class Members(LeafLike):
         shape = _positive(self.shape)
         found: list[torch.Size] = []
         for size in (2, 3):
-            shape[self._dim] = size
+            shape[self.stack_dim] = size
             found.append(torch.empty(()).expand(shape)[plan].shape)
         pairs = zip(*found, strict=True)
         return next(dim for dim, (two, three) in enumerate(pairs) if two != three)
@@ -511,7 +532,7 @@ class Members(LeafLike):
             )
         pairs = zip(counts, self.trees, strict=True)
         trees = [tree for count, tree in pairs for _ in range(count)]
-        return Members(trees, self._dim, self._rest())
+        return Members(trees, self.stack_dim, self._rest())
 
     def constant_pad_nd(self, pads: Sequence[int], value: Any) -> Members:
         """Return the stack with rows of one value around it, not along its own dim."""
@@ -536,7 +557,7 @@ class Members(LeafLike):
         return Members(trees, stack, rest)
 
     def _like(self, trees: list[Any]) -> Members:
-        return Members(trees, self._dim, self._rest())
+        return Members(trees, self.stack_dim, self._rest())
 
     # Writing rows
 
@@ -549,7 +570,7 @@ class Members(LeafLike):
             name: a method of `At`.
         """
         trees = list(self.trees)
-        stack = self._dim
+        stack = self.stack_dim
         at, used = -1, 0
         for i, item in enumerate(plan):
             dims = _dims_of(item)
@@ -587,7 +608,7 @@ class Members(LeafLike):
         if not isinstance(other, Members) or len(self.trees) != len(other.trees):
             return False
         pairs = zip(self.trees, other.trees, strict=True)
-        return self._dim == other.stack_dim and all(
+        return self.stack_dim == other.stack_dim and all(
             [a.equal(b, equal_nan=equal_nan) for a, b in pairs]
         )
 
@@ -595,7 +616,7 @@ class Members(LeafLike):
         return OperandError(
             f"{what} is not defined for a lazy stack",
             expected="a dense tree",
-            got=f"{len(self.trees)} trees stacked along dim {self._dim}",
+            got=repr(self),
             fix="td.densify() first where the members are alike, td.densify(padding_value=0) "
             "where shapes differ",
         )
@@ -637,9 +658,9 @@ class Members(LeafLike):
         return Members, (self.trees, self.stack_dim, self._rest())
 
     def __repr__(self) -> str:
-        if self._trees is None and self._found() < 0:
+        if self.known_shape is None:
             return f"{len(self._flat or ())} trees, stacked along a dim that is gone"
-        return f"{len(self.trees)} trees stacked along dim {self._dim}"
+        return f"{self._count()} trees stacked along dim {self.stack_dim}"
 
 
 # What operations do with a leaf that is the same for every member.
@@ -756,12 +777,31 @@ def _alike(one: Sequence[int], two: Sequence[int]) -> bool:
     return len(one) == len(two) and all([x == y or -1 in (x, y) for x, y in pairs])
 
 
-def _come_or_gone(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Return whether sizes are others with some left out, or some more."""
-    if len(old) < len(new):
-        old, new = new, old
-    rest = iter(old)
-    return all([any(_alike((size,), (other,)) for other in rest) for size in new])
+def _places(
+    new: Sequence[int], before: Sequence[int], after: Sequence[int]
+) -> list[int]:
+    """Return where a dim of size 1 can be that had some sizes before and behind it.
+
+    Dims may have come, or gone, anywhere. If no place fits because sizes changed too,
+    it is where it was if dims came or went in front, or the only one of size 1.
+    """
+    ones = [to for to, size in enumerate(new) if size == 1]
+    came = len(new) > len(before) + len(after)
+    fits = [
+        to
+        for to in ones
+        if _inside(before, new[:to], came=came)
+        and _inside(after, new[to + 1 :], came=came)
+    ]
+    front = len(new) - 1 - len(after)
+    return fits or ([front] if front in ones else ones if len(ones) == 1 else [])
+
+
+def _inside(old: Sequence[int], new: Sequence[int], *, came: bool) -> bool:
+    """Return whether sizes are others with some more, or with some left out."""
+    few, many = (old, new) if came else (new, old)
+    rest = iter(many)
+    return all([any(_alike((size,), (other,)) for other in rest) for size in few])
 
 
 def _mapped_dim(flat: Sequence[Any]) -> int:
