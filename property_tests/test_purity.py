@@ -324,7 +324,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         dim_of(draw, td, 1),
     ),
     "to_lazystack": lambda draw, td: (tdfunc.to_lazystack, td, dim_of(draw, td)),
-    "densify": lambda draw, td: (tdfunc.densify, tdfunc.lazy_stack([td, td])),
+    "densify": lambda _, td: (tdfunc.densify, tdfunc.lazy_stack([td, td])),
     # _ops.pack
     "pack": lambda draw, td: (
         lambda td, dim: (flat := tdfunc.pack(td, dim))[1].unpack(flat[0]),
@@ -490,8 +490,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
-    more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure, rows)
-    for module in (*modules, *more, shape, state, unary):
+    more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce)
+    for module in (*modules, *more, restructure, rows, shape, state, unary):
         yield from module.__all__
     yield from tdfunc.func.__all__
 

@@ -146,7 +146,7 @@ def to_dumpable(context: Context) -> dict[str, Any]:
             )
     rows: list[list[Any]] = []
     for depth, key, kind, cls in context.schema.entries():
-        if cls not in _CLASS_KINDS:
+        if cls is not None and cls not in _CLASS_KINDS:
             raise OptionError(
                 f"nodes of class {cls.__name__} can not be written as JSON", got=key
             )

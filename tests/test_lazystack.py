@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import tdfunc
-from tdfunc import LazyStackedTensorDict, TensorDict
+from tdfunc import TensorDict
 from tdfunc._core.node import Node
+from tdfunc._ops.unary import __all__ as unary_names
 from tdfunc.errors import OperandError
 from tdfunc.testing import assert_equal, assert_valid
 
@@ -87,7 +88,7 @@ def rows(td: Any) -> torch.Tensor:
 
 
 def unary(name: str) -> Callable[[Any], Any]:
-    return lambda td: getattr(tdfunc, name)(td)
+    return getattr(tdfunc, name)
 
 
 def binary(name: str) -> Callable[[Any], Any]:
@@ -117,7 +118,7 @@ def over(name: str, *args: Any) -> dict[str, Callable[[Any], Any]]:
         return getattr(tdfunc, name)(td.filter_non_tensor(), *args, *dims, **options)
 
     return {
-        f"{name} all": lambda td: fn(td),
+        f"{name} all": fn,
         f"{name} feature": lambda td: fn(td, "feature"),
         f"{name} 0": lambda td: fn(td, 0),
         f"{name} 0 keepdim": lambda td: fn(td, 0, keepdim=True),
@@ -153,9 +154,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "norm reduce": lambda td: td.norm(2, reduce=True),
     "std reduce": lambda td: td.std(reduce=True),
     "sum reduce feature": lambda td: td.sum("feature", reduce=True),
-    **{
-        name: unary(name) for name in tdfunc._ops.unary.__all__ if name != "bitwise_not"
-    },
+    **{name: unary(name) for name in unary_names if name != "bitwise_not"},
     "bitwise_not": lambda td: (td > 0.5).bitwise_not(),
     "neg": unary("neg"),
     "abs": unary("abs"),
@@ -165,7 +164,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "addcdiv": lambda td: td.addcdiv(td, 2.0),
     "equal": lambda td: td.equal(td.clone()),
     "not equal": lambda td: td.equal(td + 1),
-    "operators": lambda td: (1 - td, td**2, 2**td, -td, 3 // td, td % 2, td == td),
+    "operators": lambda td: (1 - td, td**2, 2**td, -td, 3 // td, td % 2, td == +td),
     # Entries
     "set": lambda td: td.set("new", rows(td)),
     "set text": lambda td: td.set("new", "text"),
@@ -262,7 +261,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "expand_as": lambda td: td.expand_as(torch.zeros(4, *td.batch_size)),
     "broadcast_to": lambda td: td.broadcast_to((1, *td.batch_size)),
     "unbind": lambda td: td.unbind(0) + td.unbind(-1),
-    "iterate": lambda td: tuple(td),
+    "iterate": tuple,
     "narrow": lambda td: (td.narrow(0, 1, 1), td.narrow(-1, 0, 1)),
     "atleast_1d": unary("atleast_1d"),
     "atleast_2d": unary("atleast_2d"),

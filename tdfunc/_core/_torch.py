@@ -23,7 +23,7 @@ except ImportError:
     pyfunctorch = None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 __all__ = [
     "PLAIN_TYPES",
@@ -155,7 +155,7 @@ def transform_level() -> int:
 
 
 @contextmanager
-def at_level(level: int) -> Iterator[None]:
+def at_level(level: int) -> Generator[None]:
     """Run as if no more transforms of torch.func than `level` were active.
 
     What a transform that differentiates sees made, it takes for its own.

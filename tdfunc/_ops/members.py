@@ -289,7 +289,7 @@ class Members(LeafLike):
             if len(operand.trees) != count or operand._from_end() != behind:
                 raise ShapeError(
                     "the lazy stacks do not pair up",
-                    expected=f"shape {list(self.shape)}, stacked along {self.stack_dim}",
+                    expected=f"shape {list(self.shape)}, along {self.stack_dim}",
                     got=f"shape {list(operand.shape)}, stacked along {operand._dim}",
                 )
             return list(operand.trees)
@@ -617,8 +617,8 @@ class Members(LeafLike):
             f"{what} is not defined for a lazy stack",
             expected="a dense tree",
             got=repr(self),
-            fix="td.densify() first where the members are alike, td.densify(padding_value=0) "
-            "where shapes differ",
+            fix="td.densify() first where the members are alike, "
+            "td.densify(padding_value=0) where shapes differ",
         )
 
     def __getattr__(self, name: str) -> Any:

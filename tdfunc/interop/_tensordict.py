@@ -58,38 +58,14 @@ def from_tensordict(source: Any) -> Any:
     # All is looked at before anything is built.
     while pending:
         path, node = pending.pop()
-        if type(node) is peer.LazyStackedTensorDict:
-            members = {str(i): tree for i, tree in enumerate(node.tensordicts)}
-            nodes.append((path, node, dict.fromkeys(members)))
-            pending += [((*path, at), tree) for at, tree in members.items()]
-            continue
-        if type(node) is not peer.TensorDict:
-            raise OperandError(
-                "this can not become a node of a tree",
-                path=path,
-                expected="a tensordict.TensorDict",
-                got=type(node).__name__,
-                fix="source.to_tensordict() makes a plain one of an instance",
-            )
         entries: dict[str, Any] = {}
         nodes.append((path, node, entries))
-        for key, value in node.items():
-            here = (*path, key)
-            if isinstance(value, peer.NonTensorStack):
-                raise OperandError(
-                    "one value a row can not be held by a tree",
-                    path=here,
-                    expected="a tensor, a node or one value for the whole node",
-                    got=type(value).__name__,
-                    fix=f"source.exclude({short(here)!r})",
-                )
-            if isinstance(value, peer.NonTensorData):
-                entries[key] = NonTensorData(value.data)
-            elif isinstance(value, torch.Tensor):
+        for key, value in _items_of(peer, path, node):
+            if isinstance(value, (torch.Tensor, NonTensorData)):
                 entries[key] = value
             else:
                 entries[key] = {}  # keeps the place of the node
-                pending.append((here, value))
+                pending.append(((*path, key), value))
     built: dict[Path, Any] = {}
     # Children come after their parents: from the end, every child is there.
     for path, node, entries in reversed(nodes):
@@ -99,10 +75,38 @@ def from_tensordict(source: Any) -> Any:
         names = node.names if not path and any(node.names) else None
         if type(node) is peer.LazyStackedTensorDict:
             stack = lazy_stack(list(entries.values()), node.stack_dim)
-            built[path] = stack if names is None else stack.with_names(names)
+            built[path] = stack.with_names(names)
             continue
         built[path] = TensorDict(entries, node.batch_size, names=names)
     return built[()]
+
+
+def _items_of(peer: Any, path: Path, node: Any) -> list[tuple[str, Any]]:
+    """Return what a container of the peer holds; members of a stack by their places."""
+    if type(node) is peer.LazyStackedTensorDict:
+        return [(str(i), tree) for i, tree in enumerate(node.tensordicts)]
+    if type(node) is not peer.TensorDict:
+        raise OperandError(
+            "this can not become a node of a tree",
+            path=path,
+            expected="a tensordict.TensorDict",
+            got=type(node).__name__,
+            fix="source.to_tensordict() makes a plain one of an instance",
+        )
+    items: list[tuple[str, Any]] = []
+    for key, value in node.items():
+        here = (*path, key)
+        if isinstance(value, peer.NonTensorStack):
+            raise OperandError(
+                "one value a row can not be held by a tree",
+                path=here,
+                expected="a tensor, a node or one value for the whole node",
+                got=type(value).__name__,
+                fix=f"source.exclude({short(here)!r})",
+            )
+        is_static = isinstance(value, peer.NonTensorData)
+        items.append((key, NonTensorData(value.data) if is_static else value))
+    return items
 
 
 def to_tensordict(td: TensorDict | LazyStackedTensorDict) -> Any:

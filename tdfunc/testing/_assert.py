@@ -241,13 +241,13 @@ def _faults(td: Node) -> Iterator[str]:
                 )
                 pending.append(below)
                 yield from _read_faults(td, below)
-            elif kid == STATIC:
-                if td[path] is not statics[slo]:
-                    yield f"{show_path(path)}: reads another value than it has"
-            else:
-                yield from _leaf_faults(path, leaves[lo], kid, node.size)
-                if td[path] is not leaves[lo]:
-                    yield f"{show_path(path)}: reads another leaf than it has"
+                continue
+            held = statics[slo] if kid == STATIC else leaves[lo]
+            if kid != STATIC:
+                yield from _leaf_faults(path, held, kid, node.size)
+            if td[path] is not held:
+                what = "value" if kid == STATIC else "leaf"
+                yield f"{show_path(path)}: reads another {what} than it has"
 
 
 def _size_below(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 
-from tdfunc import NonTensorData, Schema, TensorDict
+from tdfunc import NonTensorData, Schema, TensorDict, lazy_stack
 from tdfunc._core.batch import as_size
 from tdfunc._core.schema import STATIC
 from tdfunc.errors import OptionError
@@ -220,9 +220,10 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
     shared: bool = True,
     statics: bool | SearchStrategy[Any] | None = True,
     names: bool | DimNames | None = None,
+    lazy: bool = False,
     min_leaves: int = 0,
     max_leaves: int = 5,
-) -> SearchStrategy[TensorDict]:
+) -> SearchStrategy[Any]:
     """Return a strategy for trees.
 
     Args:
@@ -239,6 +240,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
             strategy for such values.
         names: True to name batch dims, False to leave them without names, None for
             either, or the names.
+        lazy: draw lazy stacks, too, and trees that hold one; some members have an
+            entry that others lack.
         min_leaves: least number of tensors.
         max_leaves: most tensors.
 
@@ -278,7 +281,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         nested=nested,
         surplus=nested and surplus,
     )
-    return composite(_draw_tree)(shape, leaves, names, shared)
+    trees = composite(_draw_tree)(shape, leaves, names, shared)
+    return composite(_draw_lazy)(trees) if lazy else trees
 
 
 def schemas(
@@ -567,6 +571,27 @@ def _draw_tree(
         named = draw(st.booleans()) if names is None else names
         names = draw(_dim_names(len(root.size))) if named else None
     return TensorDict(_filled(root), root.size, names=names)
+
+
+def _draw_lazy(draw: DrawFn, trees: SearchStrategy[TensorDict]) -> Any:
+    """Draw a tree, a lazy stack of its rows, or the tree with that stack in it."""
+    st = load_strategies()
+    td = draw(trees)
+    dims = [dim for dim, rows in enumerate(td.batch_size) if rows]
+    kind = draw(st.integers(0, 2)) if dims else 0
+    if not kind:
+        return td
+    dim = draw(st.sampled_from(dims))
+    rows = td.unbind(dim)
+    own = draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    members = [
+        row.set("own", torch.zeros((*row.batch_size, 2))) if more else row
+        for row, more in zip(rows, own, strict=True)
+    ]
+    stack = lazy_stack(members, dim)
+    if kind == 1:
+        return stack if td.names is None else stack.with_names(td.names)
+    return td.set("stack", stack)
 
 
 def _filled(draft: _Draft) -> dict[str, Any]:

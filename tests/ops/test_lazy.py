@@ -11,6 +11,7 @@ from typing import Any
 import optree
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
 
 import tdfunc
@@ -60,7 +61,7 @@ def test_members_are_kept_by_identity() -> None:
     assert lazy_stack([a, b])[0] is a
     assert lazy_stack([a, b])[-1] is b
     assert lazy_stack([a, b], 1)[:, 1] is b
-    assert list(lazy_stack([a, b]))[0] is a
+    assert next(iter(lazy_stack([a, b]))) is a
     assert lazy_stack([a, b])[torch.tensor(1)] is b
 
 
@@ -162,11 +163,7 @@ def test_nested_stacks_list_what_they_share() -> None:
     td = TensorDict({"l": lazy_stack(unlike(3)), "w": torch.ones(2, 3)}, [2, 3])
     keys = ("l", ("l", "x"), ("l", "n"), ("l", "n", "u"), ("l", "s"), "w")
     assert td.keys(True) == keys
-    assert td.keys(True, True) == (("l", "n", "u"), "w") or td.keys(True, True) == (
-        ("l", "x"),
-        ("l", "n", "u"),
-        "w",
-    )
+    assert td.keys(True, True) == (("l", "x"), ("l", "n", "u"), "w")
     assert ("l", "members") not in td
     assert td.get(("l", "members")) is None
     with pytest.raises(MissingKeyError):
@@ -251,10 +248,6 @@ def test_entries_that_only_some_have() -> None:
         stack.rename_key("zzz", "new")
     with pytest.raises(OperandError, match="same stack"):
         td.rename_key(("l", "x"), "x")
-    with pytest.raises(OperandError, match="same stack"):
-        td.set("w", 1).rename_key("w", ("l", "w")) if False else td.rename_keys(
-            {("l", "x"): ("x",)}
-        )
 
 
 def test_update_gives_each_member_its_own() -> None:
@@ -280,7 +273,7 @@ def test_arithmetic_acts_on_members() -> None:
     assert_equal((stack + stack)[0], a + a)
     assert_equal(stack.exp()[1], b.exp())
     assert_equal(stack.lerp(stack * 2, 0.5)[1], b.lerp(b * 2, 0.5))
-    assert bool((stack == stack).all())
+    assert bool((stack == stack.clone()).all())
     assert stack.equal(lazy_stack([a, b]))
     assert not stack.equal(lazy_stack([a, b + 1]))
     assert not stack.equal(lazy_stack([a, b], 1).permute(1, 0)[:1])
@@ -335,7 +328,8 @@ INDICES: list[Any] = [
     torch.tensor([1, 0]), torch.tensor(1), torch.tensor([True, False]),
     (0, 1), (slice(None), 1), (1, slice(None), 0), (..., 0), (None, 0), (0, None, 1),
     (slice(None), [0, 2]), ([0, 1], slice(None), 1), (1, [0, 2]), (1, [0, 2], [0, 1]),
-    (slice(None), [0, 2], slice(None)), (slice(None), torch.tensor([True, False, True])),
+    (slice(None), [0, 2], slice(None)),
+    (slice(None), torch.tensor([True, False, True])),
     (slice(0, 1), ..., None, 1), (slice(None), [0, 1], [1, 0]), (0, slice(None), [1]),
     ([0, 1], slice(None), slice(None)), (slice(1, 2), 0, [1, 1]),
 ]  # fmt: skip
@@ -413,11 +407,12 @@ def test_to_lazystack_and_back() -> None:
 
 def test_stacks_of_stacks() -> None:
     inner = [lazy_stack(unlike(2)), lazy_stack(unlike(2))]
-    outer = torch.stack(inner)
+    outer: Any = torch.stack(inner)  # type: ignore[arg-type]
     assert outer.batch_size == (2, 2, 2)
     assert outer[1].tensordicts == inner[1].tensordicts
     assert (outer * 2)[1, 1]["x"].tolist() == [[2.0, 2.0]] * 2
-    assert torch.cat(inner).tensordicts == inner[0].tensordicts + inner[1].tensordicts
+    joined: Any = tdfunc.cat(inner)
+    assert joined.tensordicts == inner[0].tensordicts + inner[1].tensordicts
     flat, spec = pytree.tree_flatten(outer)
     assert_equal(pytree.tree_unflatten(flat, spec), outer)
 
@@ -430,13 +425,11 @@ def test_pytree_laws(dim: int) -> None:
     stack = stack_of((2, 3), dim)
     td = TensorDict({"l": stack, "w": torch.ones(2, 3)}, [2, 3])
     for tree in (stack, td):
-        for flatten, unflatten in (
+        ways: Any = (
             (pytree.tree_flatten, pytree.tree_unflatten),
-            (
-                optree.tree_flatten,
-                lambda leaves, spec: optree.tree_unflatten(spec, leaves),
-            ),
-        ):
+            (optree.tree_flatten, lambda x, spec: optree.tree_unflatten(spec, x)),
+        )
+        for flatten, unflatten in ways:
             leaves, spec = flatten(tree)
             back = unflatten(leaves, spec)
             assert all(x is y for x, y in zip(leaves, flatten(back)[0], strict=True))
@@ -484,7 +477,7 @@ def test_vmap_over_every_dim(size: tuple[int, ...]) -> None:
             if mapped == dim:
                 # torch itself refuses if others have another size there.
                 with pytest.raises(
-                    (OperandError, ValueError), match="stack dim|same size"
+                    (OperandError, ValueError), match=r"stack dim|same size"
                 ):
                     torch.vmap(inside, in_dims=mapped)(tree)
                 continue
@@ -565,7 +558,7 @@ def test_compile_fullgraph() -> None:
 
 def test_compiled_once_for_other_texts() -> None:
     torch._dynamo.reset()
-    count = torch._dynamo.testing.CompileCounter()
+    count: Any = CompileCounter()
     fn = torch.compile(lambda t: (t * 2)["n", "u"], fullgraph=True, backend=count)
     for text in ("a", "b", "c"):
         fn(lazy_stack([t.set("s", text) for t in unlike(3)]))
