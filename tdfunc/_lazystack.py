@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 import torch
 
 from tdfunc._core.keys import as_path, is_key
-from tdfunc._core.node import Node, missing
+from tdfunc._core.node import Node, missing, settled_size
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import lazy
 from tdfunc._ops.members import Members
@@ -86,7 +86,7 @@ class LazyStackedTensorDict(Tree, lazy=True):
         # Without members while an operation looks at the rest of a tree, and with
         # something else in trees of dims.
         held = self._leaves[0] if self._leaves else None
-        return held.shape if isinstance(held, Members) else super().batch_size
+        return held.shape if isinstance(held, Members) else settled_size(self)
 
     # Reading
 
@@ -201,6 +201,8 @@ class LazyStackedTensorDict(Tree, lazy=True):
         return lazy.lazy_stack(trees, self.stack_dim, name=name)
 
     def __repr__(self) -> str:
+        if self._members.known_shape is None:
+            return f"LazyStackedTensorDict({self._members!r})"
         fields: list[str] = []
         for key in self.keys(sort=True):
             try:

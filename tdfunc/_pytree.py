@@ -74,7 +74,7 @@ def unflatten(children: Iterable[Any], context: Context) -> Any:
     td = make(schema, leaves, statics, size, names)
     if size is None and traced:
         # Settled at once: a schema exchanged later would be a side effect.
-        td.batch_size  # noqa: B018
+        settled_size(td)
     return td
 
 

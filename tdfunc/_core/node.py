@@ -452,7 +452,10 @@ def make(
     # what a schema says is a constant to it: the class is taken from `Node` instead.
     plain = Node._plain
     cls = schema.cls
-    node: Any = object.__new__(plain if cls is plain else cls)
+    if cls is not plain:
+        lazy = Node._lazy
+        plain = lazy if cls is lazy else cls
+    node: Any = object.__new__(plain)
     node._schema = schema
     node._leaves = leaves
     node._statics = statics

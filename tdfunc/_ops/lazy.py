@@ -295,15 +295,19 @@ def get(
     if as_list:
         return [tree[path] for tree in members.trees]
     values = [tree[path] for tree in members.trees]
-    dim = members.stack_dim
     if as_padded_tensor:
+        dim = members.stack_dim
         return _as_padded(values, path, dim, padding_value, mask=return_mask)
     if as_nested_tensor:
-        return _as_nested(values, path, dim)
+        return _as_nested(values, path, members.stack_dim)
     return _stacked(members, values, path)
 
 
 def _stacked(members: Members, values: list[Any], path: Path) -> Any:
+    if members.known_shape is None and not any(
+        [isinstance(value, (torch.Tensor, Node)) for value in values]
+    ):
+        return tuple(values)  # what a pytree function put in place of tensors
     dim = members.stack_dim
     if all([isinstance(value, Node) for value in values]):
         return lazy_node(Members(values, dim))

@@ -116,6 +116,8 @@ class Members(LeafLike):
     def _resolve(self) -> tuple[Any, ...]:
         trees = self._trees
         if trees is None:
+            if self._holds_other():
+                return self._flat or ()
             dim, flat = self.stack_dim, self._flat or ()
             if is_tracing():
                 return tuple([tree.squeeze(dim) for tree in flat])
@@ -137,6 +139,14 @@ class Members(LeafLike):
         if self._dim < 0:
             self._place()
         return self._dim
+
+    def _holds_other(self) -> bool:
+        """Return whether a pytree function put other things in place of all tensors."""
+        if self._dim >= 0:
+            return False
+        kinds = (torch.Tensor, LeafLike)
+        held = [x for t in self._flat or () if isinstance(t, Node) for x in t._leaves]
+        return not any([isinstance(x, kinds) for x in held])
 
     def _place(self) -> None:
         dim, rest = self._found()
@@ -197,7 +207,7 @@ class Members(LeafLike):
 
     @property
     def known_shape(self) -> torch.Size | None:
-        """The shape, None if the stack dim is gone."""
+        """The shape, None if the stack dim is gone or there are no tensors."""
         if self._dim < 0 and self._found()[0] < 0:
             return None
         return self.shape
@@ -205,6 +215,8 @@ class Members(LeafLike):
     @property
     def shape(self) -> torch.Size:
         """The batch size; -1 where the members differ."""
+        if self._holds_other():
+            return torch.Size()
         dim = self.stack_dim
         rest = self._was[1]
         return torch.Size((*rest[:dim], self._count(), *rest[dim:]))

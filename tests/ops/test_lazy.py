@@ -407,7 +407,7 @@ def test_to_lazystack_and_back() -> None:
 
 def test_stacks_of_stacks() -> None:
     inner = [lazy_stack(unlike(2)), lazy_stack(unlike(2))]
-    outer: Any = torch.stack(inner)  # type: ignore[arg-type]
+    outer: Any = torch.stack(inner)
     assert outer.batch_size == (2, 2, 2)
     assert outer[1].tensordicts == inner[1].tensordicts
     assert (outer * 2)[1, 1]["x"].tolist() == [[2.0, 2.0]] * 2
@@ -554,6 +554,61 @@ def test_compile_fullgraph() -> None:
     for fn, args in ((read, (stack,)), (build, (a, b))):
         compiled = torch.compile(fn, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(*args), fn(*args))
+
+
+COMPILED: list[Any] = [
+    lambda t: (t * 2, t[0], t[:, 1:], t.unsqueeze(0)),
+    lambda t: (t.sum(1), t.sum(reduce=True), t.cumsum(1)),
+    lambda t: t.set("z", torch.ones(2, 3)).select("x", "z"),
+    lambda t: t.at[0].set(1),
+    lambda t: torch.vmap(lambda q: q * 2, in_dims=1, out_dims=1)(+t),
+    lambda t: torch.vmap(lambda q: q.sum(reduce=True), in_dims=1)(+t),
+    lambda t: lazy_stack([t[0], t[1], t[0]]),
+    lambda t: pytree.tree_map(torch.neg, t),
+]
+
+
+@pytest.mark.parametrize("place", range(len(COMPILED)))
+def test_operations_compile(place: int) -> None:
+    call = COMPILED[place]
+    stack = lazy_stack([t.drop("s") for t in unlike(3)])
+    torch._dynamo.reset()
+    got = torch.compile(call, fullgraph=True, backend="eager")(stack)
+    expected = call(stack)
+    if not isinstance(expected, tuple):
+        got, expected = (got,), (expected,)
+    for x, y in zip(got, expected, strict=True):
+        if isinstance(y, torch.Tensor):
+            torch.testing.assert_close(x, y)
+        else:
+            assert_valid(x)
+            assert_equal(x, y)
+
+
+class _Doubling(torch.nn.Module):
+    def forward(self, tree: Any) -> torch.Tensor:
+        return (tree * 2)[1]["x"]
+
+
+def test_export() -> None:
+    stack = lazy_stack([t.drop("s") for t in unlike(3)])
+    program = torch.export.export(_Doubling(), (stack,))
+    torch.testing.assert_close(program.module()(stack), stack[1]["x"] * 2)
+
+
+def test_other_things_than_tensors_are_read_back_by_key() -> None:
+    stack = lazy_stack([t.drop("s") for t in unlike(3)])
+    ranks = pytree.tree_map(lambda x: x.dim(), stack)
+    assert ranks["n", "u"] == (2, 2)
+    assert ranks.get("x", as_list=True) == [3, 3]
+    assert ranks.tensordicts[1]["own1"] == 2
+    assert ranks.batch_size == ()
+    td = pytree.tree_map(lambda _: None, TensorDict({"l": stack}, 2))
+    assert td["l", "x"] == (None, None)
+    gone = pytree.tree_map(lambda x: x[0], stack)
+    assert "gone" in repr(gone)
+    with pytest.raises(OperandError, match="stack dim"):
+        gone["x"]
 
 
 def test_compiled_once_for_other_texts() -> None:
