@@ -146,7 +146,7 @@ class Members(LeafLike):
             return False
         kinds = (torch.Tensor, LeafLike)
         held = [x for t in self._flat or () if isinstance(t, Node) for x in t._leaves]
-        return not any([isinstance(x, kinds) for x in held])
+        return bool(held) and not any([isinstance(x, kinds) for x in held])
 
     def _place(self) -> None:
         dim, rest = self._found()
