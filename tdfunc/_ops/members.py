@@ -346,19 +346,26 @@ class Members(LeafLike):
             used += dims
         if at < 0:
             return self._indexed(plan, range(len(self.trees)), plan)
+        return self._at_stack(plan, at)
+
+    def _at_stack(self, plan: tuple[Any, ...], at: int) -> Any:
+        """Return the stack at an index whose item `at` is for the stack dim."""
         item = plan[at]
         trees = self.trees
         if isinstance(item, int):
-            if not any([isinstance(x, torch.Tensor) and x.dim() for x in plan]):
+            if not any([_is_advanced(x) for x in plan]):
                 rest = (*plan[:at], *plan[at + 1 :])
                 return trees[item] if _is_whole(rest) else trees[item][rest]
             own = (*plan[:at], 0, *plan[at + 1 :])
             return trees[item].unsqueeze(self.stack_dim)[own]
         if isinstance(item, torch.Tensor):
-            tensors = [x for x in plan if isinstance(x, torch.Tensor) and x.dim()]
-            if item.dim() == 0 and item.dtype != torch.bool:
+            others = [x for x in (*plan[:at], *plan[at + 1 :]) if _is_advanced(x)]
+            if item.dim() == 0 and others:
+                own = (*plan[:at], torch.zeros_like(item), *plan[at + 1 :])
+                return trees[int(item)].unsqueeze(self.stack_dim)[own]
+            if item.dim() == 0:
                 return self[(*plan[:at], int(item), *plan[at + 1 :])]
-            if item.dim() != 1 or len(tensors) > 1:
+            if item.dim() != 1 or others:
                 raise self._refused("an index of several dims")
             if item.dtype == torch.bool:
                 item = item.nonzero().squeeze(1)
@@ -592,16 +599,15 @@ class Members(LeafLike):
             used += dims
         item = slice(None) if at < 0 else plan[at]
         rest = () if at < 0 else (*plan[:at], *plan[at + 1 :])
-        if isinstance(item, torch.Tensor) and not item.dim():
-            item = int(item)
-        if isinstance(item, int):
-            own = (*plan[:at], 0, *plan[at + 1 :])
-            trees[item] = _write(trees[item], stack, own, value, name)
+        if isinstance(item, int) or (isinstance(item, torch.Tensor) and not item.dim()):
+            first = 0 if isinstance(item, int) else torch.zeros_like(item)
+            own = (*plan[:at], first, *plan[at + 1 :])
+            place = int(item)
+            trees[place] = _write(trees[place], stack, own, value, name)
             return self._like(trees)
         places: Iterable[int]
         if isinstance(item, torch.Tensor):
-            tensors = [x for x in rest if isinstance(x, torch.Tensor) and x.dim()]
-            if tensors or item.dim() != 1:
+            if any([_is_advanced(x) for x in rest]) or item.dim() != 1:
                 raise self._refused("writing at index tensors of several dims")
             if item.dtype == torch.bool:
                 item = item.nonzero().squeeze(1)
@@ -829,6 +835,13 @@ def _mapped_dim(flat: Sequence[Any]) -> int:
         elif isinstance(item, torch.Tensor):
             dims.add(mapped_dim(item))
     return dims.pop() if len(dims) == 1 else -1
+
+
+def _is_advanced(item: Any) -> bool:
+    """Return whether an item of an index takes part in choosing rows together."""
+    if isinstance(item, torch.Tensor):
+        return item.dim() > 0 or item.dtype == torch.bool
+    return isinstance(item, bool)
 
 
 def _positive(shape: Sequence[int]) -> list[int]:
