@@ -34,6 +34,7 @@ from tdfunc._ops import (
     fuse,
     index,
     join,
+    lazy,
     leafwise,
     logic,
     losses,
@@ -366,6 +367,19 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.join
     "stack": lambda draw, td: (tdfunc.stack, [td, td], dim_of(draw, td, 1)),
     "cat": lambda draw, td: (tdfunc.cat, [td, td], dim_of(draw, td)),
+    # _ops.lazy
+    "lazy_stack": lambda draw, td: (
+        lambda tds, dim: tdfunc.lazy_stack(tds, dim) * 2,
+        [td, td],
+        dim_of(draw, td, 1),
+    ),
+    "maybe_dense_stack": lambda draw, td: (
+        tdfunc.maybe_dense_stack,
+        [td, td[None][0] * 1.0],
+        dim_of(draw, td, 1),
+    ),
+    "to_lazystack": lambda draw, td: (tdfunc.to_lazystack, td, dim_of(draw, td)),
+    "densify": lambda _, td: (tdfunc.densify, tdfunc.lazy_stack([td, td])),
     # _ops.pack
     "pack": lambda draw, td: (
         lambda td, dim: (flat := tdfunc.pack(td, dim))[1].unpack(flat[0]),
@@ -553,8 +567,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
-    more = (logic, order, pack, pieces, pointwise, pytrees, reduce, restructure, rows)
-    others = (casts, facts, fuse, naming, sequences, shape, state, unary)
+    more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
+    others = (rows, casts, facts, fuse, naming, sequences, shape, state, unary)
     for module in (*modules, *more, *others):
         yield from module.__all__
     yield from tdfunc.func.__all__

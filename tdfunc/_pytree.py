@@ -75,7 +75,7 @@ def unflatten(children: Iterable[Any], context: Context) -> Any:
     td = make(schema, leaves, statics, size, names)
     if size is None and traced:
         # Settled at once: a schema exchanged later would be a side effect.
-        td.batch_size  # noqa: B018
+        settled_size(td)
     return td
 
 
@@ -264,14 +264,16 @@ def register(cls: type[Node], serialized_name: str | None) -> None:
 class StackContext:
     """What is left of the members of a lazy stack: where the stack dim is.
 
-    Counted from the last batch dim. Like feature ranks it rides along uncompared.
+    With the sizes of the other dims and the level of
+    transforms. Like feature ranks it rides along uncompared.
     """
 
-    __slots__ = ("behind", "rest")
+    __slots__ = ("dim", "level", "rest")
 
-    def __init__(self, behind: int, rest: tuple[int, ...]) -> None:
-        self.behind = behind
+    def __init__(self, dim: int, rest: tuple[int, ...], level: int = 0) -> None:
+        self.dim = dim
         self.rest = rest
+        self.level = level
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StackContext)
@@ -280,17 +282,20 @@ class StackContext:
         return hash(StackContext)
 
     def __repr__(self) -> str:
-        return f"StackContext({self.behind}, {self.rest})"
+        return f"StackContext({self.dim}, {self.rest})"
 
 
 def flatten_members(members: Members) -> tuple[tuple[Any, ...], StackContext]:
     """Return the members with the stack dim at size 1, and where it is."""
-    return members.flat(), StackContext(members.behind, members.rest)
+    context = StackContext(*members.where, members.level)
+    return members.flat(), context
 
 
 def unflatten_members(children: Iterable[Any], context: StackContext) -> Members:
     """Return members of whatever a pytree function made of them."""
-    return Members.unflattened(tuple(children), context.behind, context.rest)
+    return Members.unflattened(
+        tuple(children), context.dim, context.rest, context.level
+    )
 
 
 def flatten_members_with_keys(
@@ -324,7 +329,7 @@ def _register_members() -> None:
         flatten_members,
         unflatten_members,
         serialized_type_name="tdfunc.Members",
-        to_dumpable_context=lambda c: [c.behind, list(c.rest)],
+        to_dumpable_context=lambda c: [c.dim, list(c.rest)],
         from_dumpable_context=lambda data: StackContext(data[0], tuple(data[1])),
         flatten_with_keys_fn=flatten_members_with_keys,
     )

@@ -7,6 +7,7 @@ costs half as much.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,11 +17,17 @@ from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_tracing
 from torch.nn.utils import parametrize
 
+try:
+    from torch._functorch import pyfunctorch
+except ImportError:
+    pyfunctorch = None
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
 __all__ = [
     "PLAIN_TYPES",
+    "at_level",
     "foreach_abs",
     "foreach_acos",
     "foreach_add",
@@ -68,16 +75,22 @@ __all__ = [
     "inside_transform",
     "is_compiling",
     "is_tracing",
+    "mapped_dim",
     "parametrize_caches",
     "pytree",
     "register_trace_constant",
     "traced_inline",
+    "transform_level",
 ]
 
 _TargetT = TypeVar("_TargetT")
 
 _functorch: Any = getattr(torch._C, "_functorch", None)
 _stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
+_current_level: Any = getattr(_functorch, "maybe_current_level", None)
+_without_last: Any = getattr(pyfunctorch, "temporarily_pop_interpreter_stack", None)
+_is_mapped: Any = getattr(_functorch, "is_batchedtensor", None)
+_mapped_dim: Any = getattr(_functorch, "maybe_get_bdim", None)
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -129,6 +142,38 @@ foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def transform_level() -> int:
+    """Return on which level of transforms of torch.func this runs, 0 outside of them.
+
+    In compiled code it is 0, where Dynamo can not ask.
+    """
+    if _current_level is None or is_tracing():
+        return 0
+    return _current_level() or 0
+
+
+@contextmanager
+def at_level(level: int) -> Generator[None]:
+    """Run as if no more transforms of torch.func than `level` were active.
+
+    What a transform that differentiates sees made, it takes for its own.
+    """
+    with ExitStack() as stack:
+        while _without_last is not None and transform_level() > level:
+            stack.enter_context(_without_last())
+        yield
+
+
+def mapped_dim(tensor: torch.Tensor) -> int:
+    """Return the dim of a tensor that the innermost `vmap` maps, -1 if there is none.
+
+    Right after entering: the first operation may put it elsewhere.
+    """
+    if _is_mapped is None or _mapped_dim is None or not _is_mapped(tensor):
+        return -1
+    return _mapped_dim(tensor)
 
 
 def inside_transform() -> bool:

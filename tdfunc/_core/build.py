@@ -296,6 +296,9 @@ def whole_node(
         BatchSizeError: a leaf does not start with `batch_size`.
         InvalidLeafError: a leaf is no tensor.
     """
+    if type(node).is_lazy:
+        stack: Any = node
+        node = stack.densify()
     part = _node_part(node, (), batch_size, device)
     schema = node._schema.rebased(node.batch_dims, len(batch_size))
     schema = Schema(cls, schema.keys, schema.kids, schema.surplus)

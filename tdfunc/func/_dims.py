@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, make, missing
+from tdfunc._core.tree import refuse_lazy
 from tdfunc.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def dynamic_shapes(td: Node, dims: Mapping[int, Any]) -> tuple[dict[int, Any], .
         >>> tdfunc.dynamic_shapes(td, {0: "B"})
         ({0: 'B'},)
     """
+    refuse_lazy(td, "dynamic_shapes")
     own: dict[int, Any] = {}
     for dim, value in dims.items():
         at = _as_batch_dim(td, dim)

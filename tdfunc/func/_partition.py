@@ -10,6 +10,7 @@ import torch
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, NodeT, make, missing
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.restructure import merge
 from tdfunc.errors import OptionError, StructureError, show_path
 
@@ -67,6 +68,7 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
         >>> diff.keys(), rest.keys()
         (('w',), ('step',))
     """
+    refuse_lazy(td, "partition")
     size = td.batch_size
     schema = td._schema
     chosen = _decided(td, predicate)
