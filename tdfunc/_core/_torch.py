@@ -31,6 +31,7 @@ __all__ = [
     "foreach_ceil",
     "foreach_clamp_max",
     "foreach_clamp_min",
+    "foreach_clone",
     "foreach_cos",
     "foreach_cosh",
     "foreach_div",
@@ -65,6 +66,8 @@ __all__ = [
     "foreach_tanh",
     "foreach_trunc",
     "foreach_works",
+    "foreach_zero",
+    "fused_adam",
     "inside_transform",
     "is_compiling",
     "is_tracing",
@@ -93,6 +96,7 @@ foreach_atan: Any = getattr(torch, "_foreach_atan", None)
 foreach_ceil: Any = getattr(torch, "_foreach_ceil", None)
 foreach_clamp_max: Any = getattr(torch, "_foreach_clamp_max", None)
 foreach_clamp_min: Any = getattr(torch, "_foreach_clamp_min", None)
+foreach_clone: Any = getattr(torch, "_foreach_clone", None)
 foreach_cos: Any = getattr(torch, "_foreach_cos", None)
 foreach_cosh: Any = getattr(torch, "_foreach_cosh", None)
 foreach_div: Any = getattr(torch, "_foreach_div", None)
@@ -126,6 +130,10 @@ foreach_sub: Any = getattr(torch, "_foreach_sub", None)
 foreach_tan: Any = getattr(torch, "_foreach_tan", None)
 foreach_tanh: Any = getattr(torch, "_foreach_tanh", None)
 foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
+
+# These two write: only into tensors that were made for them.
+foreach_zero: Any = getattr(torch, "_foreach_zero_", None)
+fused_adam: Any = getattr(torch, "_fused_adam_", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
