@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN_TYPES",
+    "as_one_vector",
     "foreach_abs",
     "foreach_acos",
     "foreach_add",
@@ -75,6 +76,7 @@ __all__ = [
     "pytree",
     "register_trace_constant",
     "traced_inline",
+    "vector_as",
 ]
 
 _TargetT = TypeVar("_TargetT")
@@ -134,6 +136,11 @@ foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
 # These two write: only into tensors that were made for them.
 foreach_zero: Any = getattr(torch, "_foreach_zero_", None)
 fused_adam: Any = getattr(torch, "_fused_adam_", None)
+
+# The elements of tensors as one vector, and views of a vector in shapes of tensors.
+_nn: Any = getattr(torch._C, "_nn", None)
+as_one_vector: Any = getattr(_nn, "flatten_dense_tensors", None)
+vector_as: Any = getattr(_nn, "unflatten_dense_tensors", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -232,11 +232,11 @@ def _adam(call: str, options: _Options) -> GradientTransformation:
         if options.maximize:
             g = g.neg()
         if p is not None and not decoupled:
-            g = g.add(p.mul(decay))
+            g = g.add(p, decay)
         count = state.step + 1
         updates, moments = _stepped(work, g, moments, count, lr, options)
         if p is not None and decoupled:
-            updates = updates.sub(p.mul(lr * decay))
+            updates = updates.add(p, -lr * decay)
         trees = [work.closed(m, at) for at, m in enumerate(moments, start=1)]
         new = AdamState(count, trees[0], trees[1], trees[2] if options.amsgrad else ())
         return work.closed(updates), new
@@ -259,8 +259,8 @@ def _stepped(
     if plain and inner == 0 and can_fuse(work):
         return fused(g, moments, count, lr=lr, beta1=b1, beta2=b2, eps=eps)
     mean, square, *rest = moments
-    mean = mean.mul(b1).add(g.mul(1 - b1))
-    square = square.mul(b2).add(g.mul(g).mul(1 - b2))
+    mean = mean.mul(b1).add(g, 1 - b1)
+    square = square.mul(b2).add(g.mul(g), 1 - b2)
     greatest = [old.maximum(square) for old in rest]
     spread = greatest[0] if greatest else square
     spread = spread.div(correction(b2, count, work.each))

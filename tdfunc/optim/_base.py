@@ -9,7 +9,13 @@ import torch
 
 from tdfunc._core._torch import foreach_add, foreach_works
 from tdfunc.errors import OperandError
-from tdfunc.optim._flat import check_alike, check_numbers, flatten
+from tdfunc.optim._flat import (
+    check_alike,
+    check_numbers,
+    flatten,
+    is_real,
+    shapes_and_dtypes,
+)
 from tdfunc.optim._vector import Scalar, check_number
 
 if TYPE_CHECKING:
@@ -101,19 +107,18 @@ def apply_updates(params: Any, updates: Any) -> Any:
         [tensor([2., 3.])]
     """
     old, new = flatten(params), flatten(updates)
-    check_numbers(old, "apply_updates")
-    check_alike(old, new, "apply_updates", "parameters and updates")
     ours, theirs = old.tensors, new.tensors
-    kinds = [x.dtype for x in ours]
-    if (
-        kinds == [x.dtype for x in theirs]
-        and foreach_add is not None
-        and foreach_works(ours, theirs)
-    ):
-        return old.closed(foreach_add(ours, theirs))
-    return old.closed(
-        [(x + y).to(kind) for x, y, kind in zip(ours, theirs, kinds, strict=True)]
-    )
+    if foreach_add is not None and foreach_works(ours, theirs):
+        rows = shapes_and_dtypes(ours)
+        if rows == shapes_and_dtypes(theirs) and is_real(rows):
+            check_alike(old, new, "apply_updates", _WHAT, shapes=False)
+            return old.closed(foreach_add(ours, theirs))
+    check_numbers(old, "apply_updates")
+    check_alike(old, new, "apply_updates", _WHAT)
+    return old.closed([(x + y).to(x.dtype) for x, y in zip(ours, theirs, strict=True)])
+
+
+_WHAT = "parameters and updates"
 
 
 def identity() -> GradientTransformation:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdfunc._core._torch import inside_transform, is_tracing, pytree
+from tdfunc._core._torch import (
+    as_one_vector,
+    foreach_works,
+    inside_transform,
+    is_tracing,
+    pytree,
+    vector_as,
+)
 from tdfunc.errors import OperandError, OptionError, ShapeError
 from tdfunc.optim._base import GradientTransformation, init_flat
 from tdfunc.optim._flat import check_numbers, flatten
 from tdfunc.optim._vector import count_from, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tdfunc.optim._flat import Flat
 
 __all__ = ["AccumulateState", "accumulate", "chain", "flat"]
@@ -194,33 +202,52 @@ def flat(tx: GradientTransformation) -> GradientTransformation:
 
 
 def _name(x: torch.Tensor) -> str:
-    return str(x.dtype).partition(".")[2]
+    return _NAMES.get(x.dtype) or str(x.dtype).partition(".")[2]
+
+
+_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def _joined(leaves: Flat) -> dict[str, torch.Tensor]:
     """Return the elements as one vector for each dtype."""
-    rows: dict[str, list[torch.Tensor]] = {}
-    for x in leaves.tensors:
-        rows.setdefault(_name(x), []).append(x.reshape(-1))
-    return {name: torch.cat(rows[name]) for name in sorted(rows)}
+    rows = _by_dtype(leaves.tensors)
+    return {name: _vector([leaves.tensors[at] for at in rows[name]]) for name in rows}
+
+
+def _by_dtype(tensors: Sequence[Any]) -> dict[str, list[int]]:
+    """Return which tensors have which dtype, in the order of the names of dtypes."""
+    places: dict[str, list[int]] = {}
+    for at, x in enumerate(tensors):
+        places.setdefault(_name(x), []).append(at)
+    return dict(sorted(places.items()))
+
+
+def _vector(tensors: list[torch.Tensor]) -> torch.Tensor:
+    if as_one_vector is not None and foreach_works(tensors):
+        return as_one_vector(tensors)
+    return torch.cat([x.reshape(-1) for x in tensors])
+
+
+def _views(vector: torch.Tensor, likes: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the pieces of a vector in the shapes of tensors."""
+    if vector_as is not None and foreach_works(likes) and foreach_works([vector]):
+        return vector_as(vector, likes)
+    parts = vector.split([x.numel() for x in likes])
+    return [part.view(x.shape) for part, x in zip(parts, likes, strict=True)]
 
 
 def _parted(leaves: Flat, vectors: dict[str, torch.Tensor]) -> Any:
     """Return the elements of vectors in the shapes of leaves, as views."""
-    places: dict[str, list[int]] = {}
-    for at, x in enumerate(leaves.tensors):
-        places.setdefault(_name(x), []).append(at)
     out: list[Any] = [None] * len(leaves.tensors)
-    for name, slots in places.items():
-        shapes = [leaves.tensors[at].shape for at in slots]
-        widths = [prod(shape) for shape in shapes]
-        if vectors[name].shape != (sum(widths),):
+    for name, slots in _by_dtype(leaves.tensors).items():
+        likes = [leaves.tensors[at] for at in slots]
+        width = sum([x.numel() for x in likes])
+        if vectors[name].shape != (width,):
             raise ShapeError(
                 "the updates are not those of these gradients",
-                expected=[sum(widths)],
+                expected=[width],
                 got=list(vectors[name].shape),
             )
-        parts = vectors[name].split(widths)
-        for at, part, shape in zip(slots, parts, shapes, strict=True):
-            out[at] = part.view(shape)
+        for at, part in zip(slots, _views(vectors[name], likes), strict=True):
+            out[at] = part
     return leaves.closed(out)

@@ -249,7 +249,7 @@ def add_decayed_weights(weight_decay: Scalar, mask: Any = None) -> Any:
         check_params(params, "add_decayed_weights")
         work = opened("add_decayed_weights", [grads, params], [weight_decay])
         g, p = work.vectors
-        return work.closed(g.add(p.mul(as_number(weight_decay, work.each)))), state
+        return work.closed(g.add(p, as_number(weight_decay, work.each))), state
 
     tx = GradientTransformation(init_empty, update)
     return tx if mask is None else masked(tx, mask)
@@ -304,7 +304,7 @@ def trace(
             elif later:
                 share = g.mul(1 - as_number(dampening, work.each))
         total = total.mul(beta).add(share)
-        updates = g.add(total.mul(beta)) if nesterov else total
+        updates = g.add(total, beta) if nesterov else total
         new = TraceState(state.step + 1, work.closed(total, 1))
         return work.closed(updates), new
 
@@ -343,7 +343,7 @@ def ema(decay: Scalar, *, debias: bool = True) -> GradientTransformation:
         g, mean = work.vectors
         beta = as_number(decay, work.each)
         count = state.step + 1
-        mean = mean.mul(beta).add(g.mul(1 - beta))
+        mean = mean.mul(beta).add(g, 1 - beta)
         updates = mean.div(correction(beta, count, work.each)) if debias else mean
         return work.closed(updates), EmaState(count, work.closed(mean, 1))
 
@@ -392,11 +392,11 @@ def scale_by_rms(
         work = opened("scale_by_rms", trees, [alpha, eps])
         g, square, *rest = work.vectors
         beta, tiny = as_number(alpha, work.each), as_number(eps, work.each)
-        square = square.mul(beta).add(g.mul(g).mul(1 - beta))
+        square = square.mul(beta).add(g.mul(g), 1 - beta)
         spread: Leaves = square
         mean: Any = ()
         if rest:
-            average = rest[0].mul(beta).add(g.mul(1 - beta))
+            average = rest[0].mul(beta).add(g, 1 - beta)
             spread = square.sub(average.mul(average))
             mean = work.closed(average, 2)
         new = RmsState(work.closed(square, 1), mean)
@@ -489,8 +489,8 @@ def scale_by_lion(betas: tuple[Scalar, Scalar] = (0.9, 0.99)) -> GradientTransfo
         work = opened("scale_by_lion", [grads, state.mean], betas)
         g, mean = work.vectors
         fast, slow = as_number(b1, work.each), as_number(b2, work.each)
-        updates = mean.mul(fast).add(g.mul(1 - fast)).sign()
-        mean = mean.mul(slow).add(g.mul(1 - slow))
+        updates = mean.mul(fast).add(g, 1 - fast).sign()
+        mean = mean.mul(slow).add(g, 1 - slow)
         return work.closed(updates), LionState(work.closed(mean, 1))
 
     return GradientTransformation(init, update)

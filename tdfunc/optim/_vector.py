@@ -29,7 +29,14 @@ from tdfunc._core._torch import (
     fused_adam,
 )
 from tdfunc.errors import OptionError
-from tdfunc.optim._flat import Flat, check_alike, check_numbers, flatten
+from tdfunc.optim._flat import (
+    Flat,
+    check_alike,
+    check_numbers,
+    flatten,
+    is_real,
+    traits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,43 +59,65 @@ __all__ = [
 Scalar: TypeAlias = float | torch.Tensor
 """A number, or a tensor without dims: one more input, not a constant, to a compiler."""
 
-_FUSED_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# Half-precision leaves take numbers in single precision.
+_EXACT = frozenset({torch.float32, torch.float64})
 _FUSED_DEVICES = frozenset({"cpu", "cuda"})
 
 
 class Leaves:
     """A list of tensors that is computed with as one vector; real dtypes only."""
 
-    __slots__ = ("each", "tensors")
+    __slots__ = ("each", "kind", "tensors")
 
-    def __init__(self, tensors: Sequence[Any], each: bool) -> None:  # noqa: FBT001
+    def __init__(
+        self,
+        tensors: Sequence[Any],
+        each: bool,  # noqa: FBT001
+        kind: torch.dtype | None = None,
+    ) -> None:
         self.tensors = tensors
         self.each = each  # take the multi-tensor kernels
+        self.kind = kind  # the dtype where all are float32 or float64 on the CPU
+
+    def like(self, tensors: Sequence[Any]) -> Leaves:
+        """Return other tensors of the same kinds as a vector."""
+        return Leaves(tensors, self.each, self.kind)
 
     def _with(self, kernel: Any, fn: Callable[..., Any], other: Any) -> Leaves:
         if isinstance(other, Leaves):
             if self.each and kernel is not None:
-                return Leaves(kernel(self.tensors, other.tensors), self.each)
+                return self.like(kernel(self.tensors, other.tensors))
             pairs = zip(self.tensors, other.tensors, strict=True)
-            return Leaves([fn(x, y) for x, y in pairs], self.each)
+            return self.like([fn(x, y) for x, y in pairs])
         if isinstance(other, torch.Tensor):
             # A tensor without dims takes part in promotion where the leaf has none.
             out = [fn(x, other) for x in self.tensors]
             pairs = zip(out, self.tensors, strict=True)
-            return Leaves([y.to(x.dtype) for y, x in pairs], self.each)
+            return self.like([y.to(x.dtype) for y, x in pairs])
         if self.each and kernel is not None:
-            return Leaves(kernel(self.tensors, other), self.each)
-        return Leaves([fn(x, other) for x in self.tensors], self.each)
+            if self.kind is not None:
+                # A number would be wrapped for every leaf, which costs what the
+                # operation itself does; in these dtypes the results are equal.
+                other = [torch.tensor(other, dtype=self.kind)] * len(self.tensors)
+            return self.like(kernel(self.tensors, other))
+        return self.like([fn(x, other) for x in self.tensors])
 
     def _map(self, kernel: Any, fn: Callable[..., Any]) -> Leaves:
         if self.each and kernel is not None:
-            return Leaves(kernel(self.tensors), self.each)
-        return Leaves([fn(x) for x in self.tensors], self.each)
+            return self.like(kernel(self.tensors))
+        return self.like([fn(x) for x in self.tensors])
 
     # Methods, not operators: between an object and a tensor Dynamo does not trace them.
 
-    def add(self, other: Any) -> Leaves:
-        """Return the sum with other leaves, or with one number."""
+    def add(self, other: Any, factor: Scalar = 1) -> Leaves:
+        """Return ``self + factor * other``, of leaves or of a number without factor."""
+        if isinstance(factor, torch.Tensor):
+            return self.add(other.mul(factor))
+        if factor != 1:
+            if self.each and foreach_add is not None:
+                pair = (self.tensors, other.tensors)
+                return self.like(foreach_add(*pair, alpha=factor))
+            return self.add(other.mul(factor))
         return self._with(foreach_add, operator.add, other)
 
     def sub(self, other: Any) -> Leaves:
@@ -119,8 +148,8 @@ class Leaves:
         one dead unit makes the gradient through an update NaN.
         """
         if self.each and foreach_sqrt is not None and foreach_clamp_min is not None:
-            return Leaves(foreach_sqrt(foreach_clamp_min(self.tensors, 0)), self.each)
-        return Leaves([_root(x) for x in self.tensors], self.each)
+            return self.like(foreach_sqrt(foreach_clamp_min(self.tensors, 0)))
+        return self.like([_root(x) for x in self.tensors])
 
     def maximum(self, other: Leaves) -> Leaves:
         """Return the greater of both, element by element."""
@@ -130,15 +159,15 @@ class Leaves:
         """Return the elements, bounded by -most and most."""
         if isinstance(most, torch.Tensor):
             out = [x.clamp(-most.to(x.dtype), most.to(x.dtype)) for x in self.tensors]
-            return Leaves(out, self.each)
+            return self.like(out)
         if self.each and foreach_clamp_min is not None:
             low = foreach_clamp_min(self.tensors, -most)
-            return Leaves(foreach_clamp_max(low, most), self.each)
-        return Leaves([x.clamp(-most, most) for x in self.tensors], self.each)
+            return self.like(foreach_clamp_max(low, most))
+        return self.like([x.clamp(-most, most) for x in self.tensors])
 
     def zeros(self) -> Leaves:
         """Return as many zeros."""
-        return Leaves([torch.zeros_like(x) for x in self.tensors], self.each)
+        return self.like([torch.zeros_like(x) for x in self.tensors])
 
 
 def _root(x: torch.Tensor) -> torch.Tensor:
@@ -152,28 +181,29 @@ class Opened:
     Complex leaves are computed with as pairs of real numbers, as in torch.optim.
     """
 
-    __slots__ = ("_flats", "_pairs", "each", "vectors")
+    __slots__ = ("_flats", "_pairs", "alike", "each", "vectors")
 
     def __init__(
         self,
         flats: list[Flat],
         vectors: list[Leaves],
-        pairs: bool,  # noqa: FBT001
-        each: bool,  # noqa: FBT001
+        pairs: list[bool] | None,
+        *,
+        alike: bool = False,
     ) -> None:
         self._flats = flats
-        self._pairs = pairs
+        self._pairs = pairs  # which leaves are pairs, None if none is
         self.vectors = vectors
-        self.each = each
+        self.each = vectors[0].each
+        self.alike = alike  # one dtype and one device, shapes that fit: see `can_fuse`
 
     def closed(self, leaves: Leaves, like: int = 0) -> Any:
         """Return a vector as a pytree; `like` says which of those that were opened."""
         tensors = leaves.tensors
-        if self._pairs:
-            were = self._flats[like].tensors
+        if self._pairs is not None:
             tensors = [
-                torch.view_as_complex(x.contiguous()) if old.is_complex() else x
-                for x, old in zip(tensors, were, strict=True)
+                torch.view_as_complex(x.contiguous()) if pair else x
+                for x, pair in zip(tensors, self._pairs, strict=True)
             ]
         return self._flats[like].closed(tensors)
 
@@ -193,42 +223,50 @@ def opened(call: str, trees: Sequence[Any], scalars: Sequence[Any] = ()) -> Open
         StructureError: pytrees have other entries.
     """
     flats = [flatten(tree) for tree in trees]
-    first = flats[0]
-    dtypes = {getattr(x, "dtype", None) for x in first.tensors}
-    if not _FUSED_DTYPES.issuperset(dtypes):
-        check_numbers(first, call)
-    columns = [first.tensors]
+    columns = [flat.tensors for flat in flats]
+    kernels = all([foreach_works(column) for column in columns])
+    rows = [traits(column) for column in columns] if kernels else []
+    same = kernels and all([row == rows[0] for row in rows])
     for flat in flats[1:]:
-        check_alike(first, flat, call, "gradients and state or parameters")
-        columns.append(flat.tensors)
+        check_alike(flats[0], flat, call, _WHAT, shapes=not same)
+    if same and is_real(rows[0]):
+        each = _no_gradient(rows[:1], scalars)
+        alike = each and _one_kind(rows[0], columns)
+        dtype, cpu = rows[0][0][1:3]
+        kind = dtype if alike and cpu and dtype in _EXACT else None
+        return Opened(flats, _vectors(columns, each, kind), None, alike=alike)
+    check_numbers(flats[0], call)
     if len(flats) > 1:
         # Moments keep their dtype, so half-precision gradients are accumulated in it.
-        kept = [x.dtype for x in flats[1].tensors]
-        if kept != [x.dtype for x in first.tensors]:
-            pairs = zip(first.tensors, kept, strict=True)
-            columns[0] = [x.to(dtype) for x, dtype in pairs]
-    complexes = not _FUSED_DTYPES.issuperset(dtypes) and any(
-        [x.is_complex() for x in columns[0]]
-    )
-    if complexes:
+        pairs = zip(columns[0], columns[1], strict=True)
+        columns[0] = [x if x.dtype == y.dtype else x.to(y.dtype) for x, y in pairs]
+    pairs = [x.is_complex() for x in columns[0]]
+    if any(pairs):
         columns = [
             [torch.view_as_real(x) if x.is_complex() else x for x in column]
             for column in columns
         ]
-    each = _kernels_work(columns, scalars)
-    return Opened(flats, [Leaves(c, each) for c in columns], complexes, each)
+    each = kernels and _no_gradient(rows, scalars)
+    return Opened(flats, _vectors(columns, each), pairs if any(pairs) else None)
 
 
-def _kernels_work(columns: Sequence[Any], scalars: Sequence[Any]) -> bool:
-    """Return whether kernels may be used: no transform, no gradient to be kept."""
-    if not all([foreach_works(column) for column in columns]):
-        return False
+_WHAT = "gradients and state or parameters"
+
+
+def _vectors(
+    columns: Sequence[Any],
+    each: bool,  # noqa: FBT001
+    kind: torch.dtype | None = None,
+) -> list[Leaves]:
+    return [Leaves(column, each, kind) for column in columns]
+
+
+def _no_gradient(rows: Sequence[Any], scalars: Sequence[Any]) -> bool:
+    """Return whether nothing has a gradient that must be kept."""
     if not torch.is_grad_enabled():
         return True
-    return not any(
-        [x.requires_grad for column in columns for x in column]
-        + [isinstance(x, torch.Tensor) and x.requires_grad for x in scalars]
-    )
+    needs = [isinstance(x, torch.Tensor) and x.requires_grad for x in scalars]
+    return not any(needs) and not any([row[3] for column in rows for row in column])
 
 
 def as_number(value: Scalar, each: bool) -> Scalar:  # noqa: FBT001
@@ -298,16 +336,21 @@ def correction(beta: Scalar, count: torch.Tensor, each: bool) -> Scalar:  # noqa
 
 def can_fuse(opened: Opened) -> bool:
     """Return whether the fused kernel does what the formula says."""
-    if not opened.each or fused_adam is None or foreach_zero is None:
+    return opened.alike and fused_adam is not None and foreach_zero is not None
+
+
+def _one_kind(rows: Sequence[Any], columns: Sequence[Any]) -> bool:
+    """Return whether all leaves are strided, of one dtype, and on one device."""
+    kinds = {(dtype, cpu, layout) for _, dtype, cpu, _, layout in rows}
+    if len(kinds) != 1:
         return False
-    columns = [vector.tensors for vector in opened.vectors]
-    first = columns[0][0]
-    return bool(
-        first.device.type in _FUSED_DEVICES
-        and first.dtype in _FUSED_DTYPES
-        and {x.layout for column in columns for x in column} == {torch.strided}
-        and {x.dtype for column in columns for x in column} == {first.dtype}
-        and {x.device for column in columns for x in column} == {first.device}
+    _, cpu, layout = next(iter(kinds))
+    if layout is not torch.strided:
+        return False
+    first = columns[0][0].device
+    return cpu or (
+        first.type in _FUSED_DEVICES
+        and {x.device for column in columns for x in column} == {first}
     )
 
 
@@ -341,8 +384,10 @@ def fused(
         maximize=False,
         **options,
     )
-    return Leaves(updates, grads.each), [Leaves(new, grads.each) for new in news]
+    return grads.like(updates), [grads.like(new) for new in news]
 
 
-def _contiguous(tensors: Sequence[Any]) -> list[Any]:
+def _contiguous(tensors: Sequence[Any]) -> Sequence[Any]:
+    if all(map(torch.Tensor.is_contiguous, tensors)):
+        return tensors
     return [x if x.is_contiguous() else x.contiguous() for x in tensors]
