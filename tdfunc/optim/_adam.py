@@ -270,3 +270,6 @@ def _stepped(
     if isinstance(lr, torch.Tensor) or lr != -1:
         updates = updates.mul(-lr)
     return updates, [mean, square, *greatest]
+
+
+torch.serialization.add_safe_globals([AdamState])

@@ -198,3 +198,6 @@ def rate_at(rate: Rate, count: torch.Tensor) -> Scalar:
     if isinstance(rate, (int, float, torch.Tensor)):
         return rate
     return rate(count)
+
+
+torch.serialization.add_safe_globals([EmptyState])

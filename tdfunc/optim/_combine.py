@@ -251,3 +251,6 @@ def _parted(leaves: Flat, vectors: dict[str, torch.Tensor]) -> Any:
         for at, part in zip(slots, _views(vectors[name], likes), strict=True):
             out[at] = part
     return leaves.closed(out)
+
+
+torch.serialization.add_safe_globals([AccumulateState])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import torch
+
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, make
 from tdfunc._core.statics import NO_STATICS
@@ -166,15 +168,12 @@ def multi_transform(
 def assigned(flat: Flat, rule: Rule, default: Any) -> list[Any]:
     """Return what a rule says about every tensor of a pytree, in order."""
     if isinstance(rule, Node):
-        other = flatten(rule)
-        _check_same(flat, other)
-        return other.tensors
+        return _by_path(flat, flatten(rule))
     if isinstance(rule, Mapping):
         return _by_mapping(flat, rule, default)
     if callable(rule):
         rows = zip(flat.paths(), flat.tensors, strict=True)
         return [rule(path, leaf) for path, leaf in rows]
-    other = flatten(rule)
     if isinstance(rule, (str, bool)) or rule is None:
         raise OptionError(
             "this does not say which leaves",
@@ -182,18 +181,20 @@ def assigned(flat: Flat, rule: Rule, default: Any) -> list[Any]:
             got=repr(rule),
             fix=f"lambda path, leaf: {rule!r} is the same for all",
         )
-    _check_same(flat, other)
-    return other.tensors
+    return _by_path(flat, flatten(rule))
 
 
-def _check_same(flat: Flat, other: Flat) -> None:
-    ours, theirs = set(flat.paths()), set(other.paths())
-    if ours != theirs:
-        differ = ", ".join([show_path(path) for path in sorted(ours ^ theirs)])
+def _by_path(flat: Flat, other: Flat) -> list[Any]:
+    """Return the leaves of one pytree in the order of those of another."""
+    paths = flat.paths()
+    found = dict(zip(other.paths(), other.tensors, strict=True))
+    if found.keys() != set(paths):
+        differ = ", ".join([show_path(p) for p in sorted(found.keys() ^ set(paths))])
         raise StructureError(
             "the tree of masks or labels has other entries",
             got=f"only one of them has {differ}",
         )
+    return [found[path] for path in paths]
 
 
 def _by_mapping(flat: Flat, rule: Mapping[Any, Any], default: Any) -> list[Any]:
@@ -246,3 +247,6 @@ def _place(tensors: list[Any], flags: Sequence[bool], updates: Any) -> None:
     for at, flag in enumerate(flags):
         if flag:
             tensors[at] = next(news)
+
+
+torch.serialization.add_safe_globals([MaskedNode, MultiState])

@@ -541,3 +541,8 @@ def scale_by_trust_ratio(
 
 def _zeros(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x.detach())
+
+
+torch.serialization.add_safe_globals(
+    [ScheduleState, TraceState, EmaState, RmsState, RssState, LionState]
+)

@@ -21,7 +21,6 @@ from tdfunc._core._torch import (
     foreach_maximum,
     foreach_mul,
     foreach_neg,
-    foreach_sign,
     foreach_sqrt,
     foreach_sub,
     foreach_works,
@@ -137,8 +136,8 @@ class Leaves:
         return self._map(foreach_neg, operator.neg)
 
     def sign(self) -> Leaves:
-        """Return the signs."""
-        return self._map(foreach_sign, torch.sign)
+        """Return the signs, NaN of NaN: torch's is 0, which would hide it."""
+        return self.like([torch.where(x.isnan(), x, x.sign()) for x in self.tensors])
 
     def sqrt(self) -> Leaves:
         """Return the roots, 0 of what is negative by rounding.
