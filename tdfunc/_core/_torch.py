@@ -69,6 +69,7 @@ __all__ = [
     "foreach_works",
     "foreach_zero",
     "fused_adam",
+    "fused_adamw",
     "inside_transform",
     "is_compiling",
     "is_tracing",
@@ -133,9 +134,10 @@ foreach_tan: Any = getattr(torch, "_foreach_tan", None)
 foreach_tanh: Any = getattr(torch, "_foreach_tanh", None)
 foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
 
-# These two write: only into tensors that were made for them.
+# These three write: only into tensors that were made for them.
 foreach_zero: Any = getattr(torch, "_foreach_zero_", None)
 fused_adam: Any = getattr(torch, "_fused_adam_", None)
+fused_adamw: Any = getattr(torch, "_fused_adamw_", None)
 
 # The elements of tensors as one vector, and views of a vector in shapes of tensors.
 _nn: Any = getattr(torch._C, "_nn", None)

@@ -25,6 +25,7 @@ from tdfunc.optim._base import Schedule as Schedule
 from tdfunc.optim._base import apply_updates as apply_updates
 from tdfunc.optim._base import identity as identity
 from tdfunc.optim._base import set_to_zero as set_to_zero
+from tdfunc.optim._base import step as step
 from tdfunc.optim._combine import AccumulateState as AccumulateState
 from tdfunc.optim._combine import accumulate as accumulate
 from tdfunc.optim._combine import chain as chain
@@ -74,6 +75,7 @@ __all__ = [
     "apply_updates",
     "identity",
     "set_to_zero",
+    "step",
     "AccumulateState",
     "accumulate",
     "chain",

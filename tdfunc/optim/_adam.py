@@ -12,6 +12,7 @@ from tdfunc.optim._base import (
     check_rate,
     init_flat,
     rate_at,
+    with_whole_step,
 )
 from tdfunc.optim._vector import (
     as_number,
@@ -201,7 +202,6 @@ def adamw(
 
 def _adam(call: str, options: _Options) -> GradientTransformation:
     options.check()
-    decays, decoupled = options.decays, options.decoupled
 
     def init(params: Any, /) -> AdamState:
         flat = init_flat(params, f"{call}.init")
@@ -215,49 +215,112 @@ def _adam(call: str, options: _Options) -> GradientTransformation:
     def update(
         grads: Any, state: AdamState, params: Any = None, /
     ) -> tuple[Any, AdamState]:
-        trees = [grads, state.mean, state.square]
-        if options.amsgrad:
-            trees.append(state.max_square)
-        if decays:
+        if options.decays:
             check_params(params, f"{call} with weight_decay")
-            trees.append(params)
-        lr = rate_at(options.lr, state.step)
-        decay = options.weight_decay
-        scalars = (lr, *options.betas, options.eps, options.eps_root, decay)
-        work = opened(f"{call}.update", trees, scalars)
-        vectors = list(work.vectors)
-        p = vectors.pop() if decays else None
-        g, *moments = vectors
-        lr, decay = as_number(lr, work.each), as_number(decay, work.each)
-        if options.maximize:
-            g = g.neg()
-        if p is not None and not decoupled:
-            g = g.add(p, decay)
-        count = state.step + 1
-        updates, moments = _stepped(work, g, moments, count, lr, options)
-        if p is not None and decoupled:
-            updates = updates.add(p, -lr * decay)
-        trees = [work.closed(m, at) for at, m in enumerate(moments, start=1)]
-        new = AdamState(count, trees[0], trees[1], trees[2] if options.amsgrad else ())
-        return work.closed(updates), new
+        else:
+            params = None
+        step = _begun(call, options, grads, state, params)
+        updates, moments = _updates(step, options)
+        return step.work.closed(updates), _ended(step, moments)
 
-    return GradientTransformation(init, update)
+    def whole_step(
+        grads: Any, state: AdamState, params: Any, /
+    ) -> tuple[Any, AdamState] | None:
+        """Return parameters and state after a step, None where no kernel makes it."""
+        step = _begun(call, options, grads, state, params)
+        if not _is_fused(step, options):
+            return None
+        news, moments = fused(
+            step.g,
+            step.moments,
+            step.count,
+            step.p,
+            decoupled=options.decoupled,
+            weight_decay=step.decay,
+            maximize=options.maximize,
+            **step.numbers(),
+        )
+        at = len(step.work.vectors) - 1
+        return step.work.closed(news, at), _ended(step, moments)
+
+    return GradientTransformation(init, with_whole_step(update, whole_step))
 
 
-def _stepped(
-    work: Opened,
-    g: Leaves,
-    moments: list[Leaves],
-    count: torch.Tensor,
-    lr: Scalar,
-    options: _Options,
-) -> tuple[Leaves, list[Leaves]]:
-    """Return the updates without decay, and the moments after a step."""
-    b1, b2 = [as_number(beta, work.each) for beta in options.betas]
-    eps, inner = as_number(options.eps, work.each), options.eps_root
-    plain = not any([isinstance(x, torch.Tensor) for x in (lr, b1, b2, eps, inner)])
-    if plain and inner == 0 and can_fuse(work):
-        return fused(g, moments, count, lr=lr, beta1=b1, beta2=b2, eps=eps)
+class _Step(NamedTuple):
+    """What a step is made of: vectors, the number of the step, numbers."""
+
+    work: Opened
+    g: Leaves
+    moments: list[Leaves]
+    p: Leaves | None
+    count: torch.Tensor
+    lr: Any
+    b1: Any
+    b2: Any
+    eps: Any
+    decay: Any
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers under the names that the kernel has for them."""
+        return {"lr": self.lr, "beta1": self.b1, "beta2": self.b2, "eps": self.eps}
+
+
+def _begun(
+    call: str, options: _Options, grads: Any, state: AdamState, params: Any
+) -> _Step:
+    trees = [grads, state.mean, state.square]
+    if options.amsgrad:
+        trees.append(state.max_square)
+    if params is not None:
+        trees.append(params)
+    lr = rate_at(options.lr, state.step)
+    numbers = (lr, *options.betas, options.eps, options.weight_decay)
+    work = opened(f"{call}.update", trees, (*numbers, options.eps_root))
+    vectors = list(work.vectors)
+    p = vectors.pop() if params is not None else None
+    g, *moments = vectors
+    numbers = [as_number(x, work.each) for x in numbers]
+    return _Step(work, g, moments, p, state.step + 1, *numbers)
+
+
+def _ended(step: _Step, moments: list[Leaves]) -> AdamState:
+    mean, square, *rest = [
+        step.work.closed(m, at) for at, m in enumerate(moments, start=1)
+    ]
+    return AdamState(step.count, mean, square, rest[0] if rest else ())
+
+
+def _is_fused(step: _Step, options: _Options) -> bool:
+    """Return whether torch's kernel makes this step."""
+    numbers = (*step[5:], options.eps_root)
+    plain = not any([isinstance(x, torch.Tensor) for x in numbers])
+    return plain and options.eps_root == 0 and can_fuse(step.work)
+
+
+def _updates(step: _Step, options: _Options) -> tuple[Leaves, list[Leaves]]:
+    """Return the updates and the moments after a step."""
+    g, p = step.g, step.p
+    if options.maximize:
+        g = g.neg()
+    if p is not None and not options.decoupled:
+        g = g.add(p, step.decay)
+    if _is_fused(step, options):
+        numbers = step.numbers()
+        moments = step.moments
+        updates, moments = fused(
+            g, moments, step.count, weight_decay=0.0, maximize=False, **numbers
+        )
+    else:
+        updates, moments = _stepped(step._replace(g=g), options)
+    if p is not None and options.decoupled:
+        updates = updates.add(p, -step.lr * step.decay)
+    return updates, moments
+
+
+def _stepped(step: _Step, options: _Options) -> tuple[Leaves, list[Leaves]]:
+    """Return the updates without decay, and the moments, by the formula."""
+    work, g, moments, _, count, lr, b1, b2, eps, _ = step
+    inner = options.eps_root
     mean, square, *rest = moments
     mean = mean.mul(b1).add(g, 1 - b1)
     square = square.mul(b2).add(g.mul(g), 1 - b2)

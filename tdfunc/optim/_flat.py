@@ -18,7 +18,7 @@ from tdfunc._core.tree import with_leaves
 from tdfunc.errors import OperandError, ShapeError, StructureError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tdfunc.typing import Path
 
@@ -28,20 +28,30 @@ __all__ = [
     "check_numbers",
     "flatten",
     "is_real",
+    "kinds",
+    "shapes",
     "shapes_and_dtypes",
-    "traits",
 ]
 
-# What every leaf is asked on every step, in one loop in C. All that tells a tensor on
-# another device than the CPU from its like is compared where it matters.
-_TRAITS = attrgetter("shape", "dtype", "is_cpu", "requires_grad", "layout")
+# What every leaf is asked on every step, in loops in C. Only what may differ between
+# tensors on the CPU: which other device a tensor is on is asked where there is one.
+_SHAPE = attrgetter("shape")
+_KIND = attrgetter("dtype", "is_cpu", "requires_grad", "layout")
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
 _REAL = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
-def traits(tensors: Sequence[Any]) -> list[Any]:
-    """Return shape, dtype, is_cpu, requires_grad and layout of every tensor."""
-    return list(map(_TRAITS, tensors))
+def shapes(tensors: Sequence[Any]) -> list[Any]:
+    """Return the shape of every tensor."""
+    return list(map(_SHAPE, tensors))
+
+
+def kinds(columns: Sequence[Sequence[Any]]) -> set[Any]:
+    """Return all that occurs as dtype, is_cpu, requires_grad and layout."""
+    found: set[Any] = set()
+    for tensors in columns:
+        found.update(map(_KIND, tensors))
+    return found
 
 
 def shapes_and_dtypes(tensors: Sequence[Any]) -> list[Any]:
@@ -49,8 +59,8 @@ def shapes_and_dtypes(tensors: Sequence[Any]) -> list[Any]:
     return list(map(_SHAPE_AND_DTYPE, tensors))
 
 
-def is_real(rows: Sequence[Any]) -> bool:
-    """Return whether all traits are of tensors of real numbers."""
+def is_real(rows: Iterable[Any]) -> bool:
+    """Return whether all shapes and dtypes are of tensors of real numbers."""
     return _REAL.issuperset([row[1] for row in rows])
 
 

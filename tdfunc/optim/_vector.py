@@ -26,6 +26,7 @@ from tdfunc._core._torch import (
     foreach_works,
     foreach_zero,
     fused_adam,
+    fused_adamw,
 )
 from tdfunc.errors import OptionError
 from tdfunc.optim._flat import (
@@ -33,8 +34,8 @@ from tdfunc.optim._flat import (
     check_alike,
     check_numbers,
     flatten,
-    is_real,
-    traits,
+    kinds,
+    shapes,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ Scalar: TypeAlias = float | torch.Tensor
 
 # Half-precision leaves take numbers in single precision.
 _EXACT = frozenset({torch.float32, torch.float64})
-_FUSED_DEVICES = frozenset({"cpu", "cuda"})
+_REAL = _EXACT | {torch.float16, torch.bfloat16}
+_HAS_KERNELS = not any(
+    [fn is None for fn in (fused_adam, fused_adamw, foreach_clone, foreach_zero)]
+)
+_FUSED_DEVICES = frozenset({"cuda"})
 
 
 class Leaves:
@@ -224,15 +229,17 @@ def opened(call: str, trees: Sequence[Any], scalars: Sequence[Any] = ()) -> Open
     flats = [flatten(tree) for tree in trees]
     columns = [flat.tensors for flat in flats]
     kernels = all([foreach_works(column) for column in columns])
-    rows = [traits(column) for column in columns] if kernels else []
-    same = kernels and all([row == rows[0] for row in rows])
+    sizes = [shapes(column) for column in columns] if kernels else []
+    fit = kernels and all([row == sizes[0] for row in sizes])
     for flat in flats[1:]:
-        check_alike(flats[0], flat, call, _WHAT, shapes=not same)
-    if same and is_real(rows[0]):
-        each = _no_gradient(rows[:1], scalars)
-        alike = each and _one_kind(rows[0], columns)
-        dtype, cpu = rows[0][0][1:3]
-        kind = dtype if alike and cpu and dtype in _EXACT else None
+        check_alike(flats[0], flat, call, _WHAT, shapes=not fit)
+    found = kinds(columns) if kernels else set()
+    each = kernels and _no_gradient(found, scalars)
+    if each and len(found) == 1 and {kind[0] for kind in found} <= _REAL:
+        # The hot path: all tensors of one kind.
+        dtype, cpu, _, layout = found.pop()
+        alike = layout is torch.strided and (cpu or _on_one_device(columns))
+        kind = dtype if cpu and dtype in _EXACT else None
         return Opened(flats, _vectors(columns, each, kind), None, alike=alike)
     check_numbers(flats[0], call)
     if len(flats) > 1:
@@ -245,7 +252,6 @@ def opened(call: str, trees: Sequence[Any], scalars: Sequence[Any] = ()) -> Open
             [torch.view_as_real(x) if x.is_complex() else x for x in column]
             for column in columns
         ]
-    each = kernels and _no_gradient(rows, scalars)
     return Opened(flats, _vectors(columns, each), pairs if any(pairs) else None)
 
 
@@ -260,12 +266,20 @@ def _vectors(
     return [Leaves(column, each, kind) for column in columns]
 
 
-def _no_gradient(rows: Sequence[Any], scalars: Sequence[Any]) -> bool:
+def _no_gradient(found: set[Any], scalars: Sequence[Any]) -> bool:
     """Return whether nothing has a gradient that must be kept."""
     if not torch.is_grad_enabled():
         return True
     needs = [isinstance(x, torch.Tensor) and x.requires_grad for x in scalars]
-    return not any(needs) and not any([row[3] for column in rows for row in column])
+    return not any(needs) and not any([kind[2] for kind in found])
+
+
+def _on_one_device(columns: Sequence[Any]) -> bool:
+    """Return whether the fused kernel takes these, which are not on the CPU."""
+    first = columns[0][0].device
+    return first.type in _FUSED_DEVICES and all(
+        [x.device == first for column in columns for x in column]
+    )
 
 
 def as_number(value: Scalar, each: bool) -> Scalar:  # noqa: FBT001
@@ -335,55 +349,44 @@ def correction(beta: Scalar, count: torch.Tensor, each: bool) -> Scalar:  # noqa
 
 def can_fuse(opened: Opened) -> bool:
     """Return whether the fused kernel does what the formula says."""
-    return opened.alike and fused_adam is not None and foreach_zero is not None
-
-
-def _one_kind(rows: Sequence[Any], columns: Sequence[Any]) -> bool:
-    """Return whether all leaves are strided, of one dtype, and on one device."""
-    kinds = {(dtype, cpu, layout) for _, dtype, cpu, _, layout in rows}
-    if len(kinds) != 1:
-        return False
-    _, cpu, layout = next(iter(kinds))
-    if layout is not torch.strided:
-        return False
-    first = columns[0][0].device
-    return cpu or (
-        first.type in _FUSED_DEVICES
-        and {x.device for column in columns for x in column} == {first}
-    )
+    return opened.alike and _HAS_KERNELS
 
 
 def fused(
     grads: Leaves,
     moments: Sequence[Leaves],
     count: torch.Tensor,
+    params: Leaves | None = None,
+    *,
+    decoupled: bool = False,
     **options: Any,
 ) -> tuple[Leaves, list[Leaves]]:
-    """Return the updates and moments of a step of Adam, by torch's fused kernel.
+    """Return parameters and moments after a step of Adam, by torch's fused kernel.
 
-    The kernel writes into parameters and moments. It gets copies of the moments, and
-    zeros for parameters: what it makes of these is the update.
+    The kernel writes into parameters and moments, so it gets copies. Without `params`
+    it gets zeros: what it makes of these is the update.
     """
     # It walks through memory and does not look at strides.
     ours = _contiguous(grads.tensors)
     news = [foreach_clone(_contiguous(m.tensors)) for m in moments]
-    updates = foreach_clone(ours)
-    foreach_zero(updates)
+    if params is None:
+        written = foreach_clone(ours)
+        foreach_zero(written)
+    else:
+        written = foreach_clone(_contiguous(params.tensors))
     mean, square, *rest = news
-    steps = [count.to(torch.float32)] * len(ours)
-    fused_adam(
-        updates,
+    kernel = fused_adamw if decoupled else fused_adam
+    kernel(
+        written,
         ours,
         mean,
         square,
         rest[0] if rest else [],
-        steps,
-        weight_decay=0.0,
+        [count.to(torch.float32)] * len(ours),
         amsgrad=bool(rest),
-        maximize=False,
         **options,
     )
-    return grads.like(updates), [grads.like(new) for new in news]
+    return grads.like(written), [grads.like(new) for new in news]
 
 
 def _contiguous(tensors: Sequence[Any]) -> Sequence[Any]:

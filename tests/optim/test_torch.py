@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from tdfunc import TensorDict, optim
+from tests.cases import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,7 +252,7 @@ def test_half_precision_keeps_its_dtype(dtype: torch.dtype) -> None:
         updates, state = tx.update(params, tx.init(params), params)
         assert {dtype} == {updates["w"].dtype, updates["s"].dtype}
         assert dtype == optim.apply_updates(params, updates)["w"].dtype
-        leaves = torch.utils._pytree.tree_leaves(state)
+        leaves = pytree.tree_leaves(state)
         assert {dtype} >= {x.dtype for x in leaves if x.is_floating_point()}
 
 
@@ -261,3 +263,59 @@ def test_moments_keep_the_dtype_of_the_parameters() -> None:
     updates, state = tx.update({"w": torch.ones(3).bfloat16()}, tx.init(params))
 
     assert torch.float32 == state.mean["w"].dtype == updates["w"].dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [row for row in ROWS if row[0].startswith("adam")],
+    ids=show,
+)
+def test_whole_steps_are_those_of_torch(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    tx, params = getattr(optim, name)(0.05, **options), TensorDict(start(dtype))
+    state = tx.init(params)
+    tolerance = {torch.float32: 2e-6, torch.float64: 1e-13}[dtype]
+    theirs = torch_steps(THEIRS[name], {"lr": 0.05, **options}, start(dtype))
+    for expected, grads in zip(theirs, gradients(start(dtype), 1), strict=True):
+        held = [*params.values(), *pytree.tree_leaves(state)]
+        before = fingerprint(held)
+        params, state = optim.step(tx, TensorDict(grads), state, params)
+        assert before == fingerprint(held)
+        for key, x in expected.items():
+            torch.testing.assert_close(params[key], x, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [*THEIRS, "lion", "lamb"])
+@pytest.mark.parametrize("kind", ["plain", "requires grad", "complex", "two dtypes"])
+def test_a_whole_step_is_update_and_apply(name: str, kind: str) -> None:
+    params = start(torch.complex128 if kind == "complex" else torch.float64)
+    if kind == "requires grad":
+        params = {key: x.requires_grad_() for key, x in params.items()}
+    elif kind == "two dtypes":
+        params["b"] = params["b"].float()
+    tx = getattr(optim, name)(0.1)
+    state = tx.init(params)
+
+    got, new = optim.step(tx, params, state, params)
+
+    updates, other = tx.update(params, state, params)
+    expected = optim.apply_updates(params, updates)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        pytree.tree_leaves(new), pytree.tree_leaves(other), equal_nan=True
+    )
+
+
+def test_whole_steps_map_differentiate_and_compile() -> None:
+    params, tx = torch.linspace(-1, 1, 6, dtype=torch.float64), optim.adamw(0.1)
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        return optim.step(tx, x**3, tx.init(x), x)[0]
+
+    mapped = torch.vmap(once)(params.reshape(3, 2))
+    torch.testing.assert_close(mapped.reshape(-1), once(params))
+    torch.autograd.gradcheck(once, params.clone().requires_grad_())
+    compiled = torch.compile(once, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(params), once(params))

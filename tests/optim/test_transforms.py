@@ -15,7 +15,7 @@ from tdfunc import TensorDict, optim
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEEDED = {"dtype": torch.float64}
+F64 = torch.float64
 
 
 def schedule(count: Any) -> Any:
@@ -72,7 +72,7 @@ def tree(*batch: int, seed: int = 0) -> TensorDict:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn((*batch, *shape), generator=generator, **SEEDED)
+        return torch.randn((*batch, *shape), generator=generator, dtype=F64)
 
     return TensorDict(
         {"w": draw(2, 3), "n": {"b": draw(3), "s": draw()}, "name": "net"}, batch
@@ -100,7 +100,7 @@ def close(got: TensorDict, expected: TensorDict, **tolerances: float) -> None:
 @every()
 def test_vmap_is_the_loop_with_rates_and_states_of_their_own(name: str) -> None:
     members = tree(4)
-    rates = torch.tensor([0.0, 0.01, 0.1, 1.0], **SEEDED)
+    rates = torch.tensor([0.0, 0.01, 0.1, 1.0], dtype=F64)
 
     def run(params: TensorDict, lr: torch.Tensor) -> TensorDict:
         return train(TRANSFORMATIONS[name](lr), params)
@@ -146,11 +146,11 @@ def test_gradient_through_the_update_is_that_of_finite_differences(name: str) ->
     def objective(flat: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
         return train(TRANSFORMATIONS[name](lr), unravel(flat)).pow(2).sum(reduce=True)
 
-    lr = torch.tensor(0.05, **SEEDED)
+    lr = torch.tensor(0.05, dtype=F64)
     by_params, by_rate = torch.func.grad(objective, (0, 1))(vector, lr)
 
     step = 1e-6
-    ways = torch.eye(len(vector), **SEEDED) * step
+    ways = torch.eye(len(vector), dtype=F64) * step
     differences = torch.stack(
         [objective(vector + d, lr) - objective(vector - d, lr) for d in ways]
     )
@@ -163,7 +163,7 @@ def test_gradient_through_the_update_is_that_of_finite_differences(name: str) ->
 def test_autograd_goes_through_the_update(name: str) -> None:
     params = tree()
     leaf = params["w"].clone().requires_grad_()
-    lr = torch.tensor(0.05, requires_grad=True, **SEEDED)
+    lr = torch.tensor(0.05, requires_grad=True, dtype=F64)
     tx = TRANSFORMATIONS[name](lr)
 
     out = train(tx, params.set("w", leaf)).pow(2).sum(reduce=True)
@@ -240,7 +240,7 @@ def test_another_rate_in_a_tensor_does_not_compile_again() -> None:
     params = tree()
     state = optim.adam().init(params)
     for rate in (0.1, 0.2, 0.3):
-        lr = torch.tensor(rate, **SEEDED)
+        lr = torch.tensor(rate, dtype=F64)
         got, _ = step(params, state, lr)
         updates, _ = optim.adam(rate).update(params, state, params)
         close(got, optim.apply_updates(params, updates))
@@ -249,7 +249,7 @@ def test_another_rate_in_a_tensor_does_not_compile_again() -> None:
 
 
 def test_compiled_vmap_of_grad_of_an_update() -> None:
-    members, rates = tree(3), torch.tensor([0.1, 0.2, 0.3], **SEEDED)
+    members, rates = tree(3), torch.tensor([0.1, 0.2, 0.3], dtype=F64)
 
     def objective(lr: torch.Tensor, params: TensorDict) -> torch.Tensor:
         return train(optim.adam(lr), params).pow(2).sum(reduce=True)
