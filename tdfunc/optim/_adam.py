@@ -233,7 +233,7 @@ def _adam(call: str, options: _Options) -> GradientTransformation:
         news, moments = fused(
             step.g,
             step.moments,
-            step.count,
+            step.number,
             step.p,
             decoupled=options.decoupled,
             weight_decay=step.decay,
@@ -253,7 +253,7 @@ class _Step(NamedTuple):
     g: Leaves
     moments: list[Leaves]
     p: Leaves | None
-    count: torch.Tensor
+    number: torch.Tensor
     lr: Any
     b1: Any
     b2: Any
@@ -287,14 +287,15 @@ def _ended(step: _Step, moments: list[Leaves]) -> AdamState:
     mean, square, *rest = [
         step.work.closed(m, at) for at, m in enumerate(moments, start=1)
     ]
-    return AdamState(step.count, mean, square, rest[0] if rest else ())
+    return AdamState(step.number, mean, square, rest[0] if rest else ())
 
 
 def _is_fused(step: _Step, options: _Options) -> bool:
     """Return whether torch's kernel makes this step."""
     numbers = (*step[5:], options.eps_root)
-    plain = not any([isinstance(x, torch.Tensor) for x in numbers])
-    return plain and options.eps_root == 0 and can_fuse(step.work)
+    if any([isinstance(x, torch.Tensor) for x in numbers]) or options.eps_root:
+        return False
+    return can_fuse(step.work)
 
 
 def _updates(step: _Step, options: _Options) -> tuple[Leaves, list[Leaves]]:
@@ -308,7 +309,7 @@ def _updates(step: _Step, options: _Options) -> tuple[Leaves, list[Leaves]]:
         numbers = step.numbers()
         moments = step.moments
         updates, moments = fused(
-            g, moments, step.count, weight_decay=0.0, maximize=False, **numbers
+            g, moments, step.number, weight_decay=0.0, maximize=False, **numbers
         )
     else:
         updates, moments = _stepped(step._replace(g=g), options)

@@ -7,7 +7,7 @@ parameter stays where it is: None, and rows of values, whose codes are no number
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Flat",
+    "Kinds",
     "check_alike",
     "check_numbers",
     "flatten",
@@ -36,7 +37,9 @@ __all__ = [
 # What every leaf is asked on every step, in loops in C. Only what may differ between
 # tensors on the CPU: which other device a tensor is on is asked where there is one.
 _SHAPE = attrgetter("shape")
-_KIND = attrgetter("dtype", "is_cpu", "requires_grad", "layout")
+_DTYPE = attrgetter("dtype")
+_IS_CPU = attrgetter("is_cpu")
+_NEEDS = attrgetter("requires_grad")
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
 _REAL = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -46,11 +49,22 @@ def shapes(tensors: Sequence[Any]) -> list[Any]:
     return list(map(_SHAPE, tensors))
 
 
-def kinds(columns: Sequence[Sequence[Any]]) -> set[Any]:
-    """Return all that occurs as dtype, is_cpu, requires_grad and layout."""
-    found: set[Any] = set()
+class Kinds(NamedTuple):
+    """All that occurs among the tensors of several lists."""
+
+    dtypes: set[torch.dtype]
+    on_cpu: set[bool]
+    needs: set[bool]  # requires_grad
+
+
+def kinds(columns: Sequence[Sequence[Any]]) -> Kinds:
+    """Return what kinds of tensors there are."""
+    # A set for each attribute: tuples of them cost twice as much to hash as to read.
+    found = Kinds(set(), set(), set())
     for tensors in columns:
-        found.update(map(_KIND, tensors))
+        found.dtypes.update(map(_DTYPE, tensors))
+        found.on_cpu.update(map(_IS_CPU, tensors))
+        found.needs.update(map(_NEEDS, tensors))
     return found
 
 

@@ -16,7 +16,7 @@ from tdfunc.errors import OptionError
 from tdfunc.optim._vector import precise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tdfunc.optim._base import Schedule
     from tdfunc.optim._vector import Scalar
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def constant(value: Scalar) -> Schedule:
+def constant(value: Scalar) -> Callable[[Any], torch.Tensor]:
     """Return the schedule that is `value` at every step.
 
     Examples:
@@ -40,13 +40,15 @@ def constant(value: Scalar) -> Schedule:
         0.5
     """
 
-    def schedule(count: Any) -> Scalar:
+    def schedule(count: Any) -> torch.Tensor:
         return torch.zeros_like(_number(count)) + value
 
     return schedule
 
 
-def linear(init: Scalar, end: Scalar, steps: int, begin: int = 0) -> Schedule:
+def linear(
+    init: Scalar, end: Scalar, steps: int, begin: int = 0
+) -> Callable[[Any], torch.Tensor]:
     """Return the schedule that goes from `init` to `end` in equal steps.
 
     Args:
@@ -65,7 +67,7 @@ def linear(init: Scalar, end: Scalar, steps: int, begin: int = 0) -> Schedule:
     """
     _check_steps("steps", steps)
 
-    def schedule(count: Any) -> Scalar:
+    def schedule(count: Any) -> torch.Tensor:
         part = ((_number(count) - begin) / steps).clamp(0, 1)
         return init + (end - init) * part
 
@@ -80,7 +82,7 @@ def exponential_decay(
     *,
     staircase: bool = False,
     end: float | None = None,
-) -> Schedule:
+) -> Callable[[Any], torch.Tensor]:
     """Return the schedule ``init * rate ** ((count - begin) / steps)``.
 
     Args:
@@ -102,7 +104,7 @@ def exponential_decay(
     """
     _check_steps("steps", steps)
 
-    def schedule(count: Any) -> Scalar:
+    def schedule(count: Any) -> torch.Tensor:
         part = ((_number(count) - begin) / steps).clamp_min(0)
         if staircase:
             part = part.floor()
@@ -118,7 +120,7 @@ def exponential_decay(
 
 def cosine_decay(
     init: Scalar, steps: int, alpha: float = 0.0, exponent: float = 1.0
-) -> Schedule:
+) -> Callable[[Any], torch.Tensor]:
     """Return the schedule that falls from `init` to ``alpha * init`` along a cosine.
 
     ``init * ((1 - alpha) * (0.5 * (1 + cos(pi * count / steps))) ** exponent + alpha)``
@@ -144,7 +146,7 @@ def cosine_decay(
     """
     _check_steps("steps", steps)
 
-    def schedule(count: Any) -> Scalar:
+    def schedule(count: Any) -> torch.Tensor:
         part = (_number(count) / steps).clamp(0, 1)
         wave = 0.5 * (1 + torch.cos(math.pi * part))
         return init * ((1 - alpha) * wave**exponent + alpha)
@@ -159,7 +161,7 @@ def warmup_cosine(
     steps: int,
     end: float = 0.0,
     exponent: float = 1.0,
-) -> Schedule:
+) -> Callable[[Any], torch.Tensor]:
     """Return the schedule that rises in a line, and then falls along a cosine.
 
     Args:
@@ -192,7 +194,7 @@ def warmup_cosine(
 
 def join_schedules(
     schedules: Sequence[Schedule], boundaries: Sequence[int]
-) -> Schedule:
+) -> Callable[[Any], torch.Tensor]:
     """Return the schedule that is one after the other.
 
     Args:
@@ -217,8 +219,8 @@ def join_schedules(
         )
     first, *later = schedules
 
-    def schedule(count: Any) -> Scalar:
-        value = first(count)
+    def schedule(count: Any) -> torch.Tensor:
+        value = torch.as_tensor(first(count))
         for next_one, begin in zip(later, boundaries, strict=True):
             inside = torch.as_tensor(count) >= begin
             value = torch.where(inside, next_one(count - begin), value)

@@ -31,6 +31,7 @@ from tdfunc._core._torch import (
 from tdfunc.errors import OptionError
 from tdfunc.optim._flat import (
     Flat,
+    Kinds,
     check_alike,
     check_numbers,
     flatten,
@@ -233,14 +234,17 @@ def opened(call: str, trees: Sequence[Any], scalars: Sequence[Any] = ()) -> Open
     fit = kernels and all([row == sizes[0] for row in sizes])
     for flat in flats[1:]:
         check_alike(flats[0], flat, call, _WHAT, shapes=not fit)
-    found = kinds(columns) if kernels else set()
-    each = kernels and _no_gradient(found, scalars)
-    if each and len(found) == 1 and {kind[0] for kind in found} <= _REAL:
-        # The hot path: all tensors of one kind.
-        dtype, cpu, _, layout = found.pop()
-        alike = layout is torch.strided and (cpu or _on_one_device(columns))
-        kind = dtype if cpu and dtype in _EXACT else None
-        return Opened(flats, _vectors(columns, each, kind), None, alike=alike)
+    each = False
+    if kernels:
+        found = kinds(columns)
+        each = _no_gradient(found, scalars)
+        if each and len(found.dtypes) == len(found.on_cpu) == 1:
+            (dtype,), (cpu,) = found.dtypes, found.on_cpu
+            if dtype in _REAL:
+                # The hot path: all tensors of one kind.
+                alike = fit and _fused_takes(columns, cpu=cpu)
+                kind = dtype if cpu and dtype in _EXACT else None
+                return Opened(flats, _vectors(columns, each, kind), None, alike=alike)
     check_numbers(flats[0], call)
     if len(flats) > 1:
         # Moments keep their dtype, so half-precision gradients are accumulated in it.
@@ -266,19 +270,22 @@ def _vectors(
     return [Leaves(column, each, kind) for column in columns]
 
 
-def _no_gradient(found: set[Any], scalars: Sequence[Any]) -> bool:
+def _no_gradient(found: Kinds, scalars: Sequence[Any]) -> bool:
     """Return whether nothing has a gradient that must be kept."""
     if not torch.is_grad_enabled():
         return True
     needs = [isinstance(x, torch.Tensor) and x.requires_grad for x in scalars]
-    return not any(needs) and not any([kind[2] for kind in found])
+    return True not in found.needs and not any(needs)
 
 
-def _on_one_device(columns: Sequence[Any]) -> bool:
-    """Return whether the fused kernel takes these, which are not on the CPU."""
+def _fused_takes(columns: Sequence[Any], *, cpu: bool) -> bool:
+    """Return whether the fused kernel takes tensors of one dtype in fitting shapes."""
+    if any([x.layout is not torch.strided for x in columns[0]]):
+        return False
     first = columns[0][0].device
-    return first.type in _FUSED_DEVICES and all(
-        [x.device == first for column in columns for x in column]
+    return cpu or (
+        first.type in _FUSED_DEVICES
+        and all([x.device == first for column in columns for x in column])
     )
 
 

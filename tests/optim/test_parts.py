@@ -132,7 +132,7 @@ class TestFormulas:
         assert (zero == 0).all()
 
     def test_nan_is_not_hidden(self) -> None:
-        nan = torch.tensor([math.nan, 1.0])
+        nan = updates = torch.tensor([math.nan, 1.0])
         for tx in (*EVERY.values(), optim.clip(1.0)):
             for params in (nan, nan.clone().requires_grad_()):
                 state = tx.init(params)
