@@ -9,8 +9,6 @@ import torch
 from tdfunc._core._torch import (
     as_one_vector,
     foreach_works,
-    inside_transform,
-    is_tracing,
     pytree,
     vector_as,
 )
@@ -129,8 +127,9 @@ def accumulate(tx: GradientTransformation, steps: int) -> GradientTransformation
         g, mean = work.vectors
         at = state.step % steps
         count = state.step + 1
-        if not is_tracing() and not inside_transform() and at.device.type == "cpu":
-            # Python may look: the inner update runs when its turn has come only.
+        if at.device.type == "cpu" and foreach_works([state.step]):
+            # No transform, no tracer: Python may look, and the inner update runs only
+            # when its turn has come.
             done = int(at)
             mean = mean.add(g.sub(mean).div(done + 1))
             if done + 1 < steps:

@@ -103,7 +103,9 @@ class Leaves:
             if self.kind is not None:
                 # A number would be wrapped for every leaf, which costs what the
                 # operation itself does; in these dtypes the results are equal.
-                other = [torch.tensor(other, dtype=self.kind)] * len(self.tensors)
+                other = [torch.tensor(other, dtype=self.kind, device="cpu")] * len(
+                    self.tensors
+                )
             return self.like(kernel(self.tensors, other))
         return self.like([fn(x, other) for x in self.tensors])
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch._dynamo.testing
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import tdfunc
@@ -283,3 +284,104 @@ def test_ensemble_of_the_case_table() -> None:
     updates, _ = tx.update(grads[1], member)
     whole, _ = torch.vmap(tx.update)(grads, state)
     torch.testing.assert_close(updates["w"], whole["w"][1])
+
+
+@every()
+def test_other_batch_sizes_compile_twice_in_all(name: str) -> None:
+    tx, counter = TRANSFORMATIONS[name](0.1), torch._dynamo.testing.CompileCounter()
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def run(params: TensorDict, state: Any) -> TensorDict:
+        return optim.step(tx, params, state, params)[0]
+
+    for rows in (3, 4, 5, 6):
+        params = tree(rows)
+        state = tx.init(params)
+        close(run(params, state), optim.step(tx, params, state, params)[0])
+
+    assert counter.frame_count <= 2
+
+
+def test_tracing_to_a_graph() -> None:
+    """Tracers that run Python see arithmetic, and no branch on a value."""
+    tx, params = optim.accumulate(optim.adam(0.1), 2), {"w": torch.ones(3)}
+    state = tx.init(params)
+
+    def update(grads: Any, state: Any) -> Any:
+        return tx.update(grads, state)  # make_fx does not know defaults
+
+    graph = make_fx(update)(params, state)
+
+    _, state = tx.update(params, state)
+    got, _ = graph(params, state)
+    expected, _ = tx.update(params, state)
+    torch.testing.assert_close(got["w"], expected["w"])
+    assert got["w"].all()
+
+
+HYPERPARAMETERS: dict[str, Callable[[Any], optim.GradientTransformation]] = {
+    "adam": lambda x: optim.adam(0.1, (x, x**2), x / 100, x, eps_root=x / 1000),
+    "adamw": lambda x: optim.adamw(0.1, (x, x), weight_decay=x),
+    "sgd": lambda x: optim.sgd(0.1, x, x / 3, x / 2),
+    "rmsprop": lambda x: optim.rmsprop(0.1, x, x / 100, x, x / 2),
+    "adagrad": lambda x: optim.adagrad(0.1, x, x, eps=x),
+    "lion": lambda x: optim.lion(0.1, (0.9, 0.9), weight_decay=x),
+    "lamb": lambda x: optim.lamb(0.1, (x, x), weight_decay=x),
+    "clip": optim.clip,
+    "norm": optim.clip_by_global_norm,
+    "ema": optim.ema,
+    "trust": lambda x: optim.scale_by_trust_ratio(trust_coefficient=x, eps=x),
+}
+
+
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_every_number_can_be_learned_and_mapped(name: str) -> None:
+    params = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=F64)
+
+    def run(number: Any) -> torch.Tensor:
+        tx, x = HYPERPARAMETERS[name](number), params
+        state = tx.init(x)
+        for _ in range(3):
+            x, state = optim.step(tx, x**3 + 0.1, state, x)
+        return x
+
+    number = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, number)
+    torch.testing.assert_close(run(number).detach(), run(0.7))
+    torch.testing.assert_close(run(number.detach()), run(0.7))
+    several = torch.tensor([0.3, 0.7], dtype=F64)
+    expected = torch.stack([run(float(x)) for x in several])
+    torch.testing.assert_close(torch.vmap(run)(several), expected)
+
+
+def test_tied_weights_stay_tied_alone_and_in_an_ensemble() -> None:
+    """CASES.md B37: one leaf for both uses, whose gradient is the sum of both."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(2, 2, bias=False)
+            self.b = torch.nn.Linear(2, 2, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    nets = [Tied() for _ in range(3)]
+    x, tx = torch.ones(1, 2), optim.sgd(0.1)
+
+    def step(params: TensorDict) -> TensorDict:
+        def loss(p: TensorDict) -> torch.Tensor:
+            return tdfunc.func.functional_call(nets[0], p, x).sum()
+
+        return optim.step(tx, torch.func.grad(loss)(params), tx.init(params), params)[0]
+
+    got = torch.vmap(step)(tdfunc.from_modules(*nets))
+
+    assert 1 == len(got.keys(True, True))
+    for i, net in enumerate(nets):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(x).sum().backward()
+        optimizer.step()
+        (path,) = got.keys(True, True)
+        torch.testing.assert_close(got[path][i], net.b.weight.detach())
