@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 import tdfunc
 from tdfunc import NonTensorData, TensorDict, optim
+from tdfunc._ops import training
 from tdfunc.errors import (
     MissingKeyError,
     OperandError,
@@ -19,6 +20,7 @@ from tdfunc.errors import (
     ShapeError,
     StructureError,
 )
+from tdfunc.optim import _base, _combine, _vector
 from tests.cases import Case, cases, fingerprint, leaves_of
 
 EVERY = {
@@ -596,3 +598,32 @@ def test_inference_mode_and_no_grad_change_nothing() -> None:
                 got, _ = tx.update(params, tx.init(params), params)
                 assert not got["w"].requires_grad
             torch.testing.assert_close(got["w"], expected["w"], msg=name)
+
+
+@every()
+def test_a_torch_without_kernels_gives_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every private name of torch has its fallback."""
+    params = TensorDict({"w": torch.linspace(-1, 1, 6).view(2, 3), "s": torch.ones(())})
+
+    def run() -> TensorDict:
+        tree, tx = params, EVERY[name]
+        state = tx.init(tree)
+        for _ in range(4):
+            tree, state = optim.step(tx, tree, state, tree)
+        return tree
+
+    expected = run()
+    for module in (_vector, _base, _combine, training):
+        for key in vars(module).copy():
+            if key.startswith(("foreach_", "fused_")) and key != "foreach_works":
+                monkeypatch.setattr(module, key, None)
+    monkeypatch.setattr(_vector, "_HAS_KERNELS", False)
+    for key in ("as_one_vector", "vector_as"):
+        monkeypatch.setattr(_combine, key, None)
+
+    got = run()
+
+    for key in ("w", "s"):
+        torch.testing.assert_close(got[key], expected[key])
