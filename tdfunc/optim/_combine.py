@@ -142,18 +142,20 @@ def accumulate(tx: GradientTransformation, steps: int) -> GradientTransformation
         full = work.closed(mean, 1)
         updates, inner = tx.update(full, state.inner, params)
 
-        def choose(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        def zero_if(tree: Any, flag: torch.Tensor) -> Any:
+            leaves = flatten(tree)
+            return leaves.closed(
+                [torch.where(flag, torch.zeros_like(x), x) for x in leaves.tensors]
+            )
+
+        def choose(new: Any, old: Any) -> Any:
+            if not isinstance(new, torch.Tensor):
+                return new  # None, where a pytree has it
             return torch.where(ready, new, old)
 
-        def reset(x: torch.Tensor) -> torch.Tensor:
-            return torch.where(ready, torch.zeros_like(x), x)
-
-        def emit(x: torch.Tensor) -> torch.Tensor:
-            return torch.where(ready, x, torch.zeros_like(x))
-
-        return pytree.tree_map(emit, updates), AccumulateState(
+        return zero_if(updates, ~ready), AccumulateState(
             count,
-            pytree.tree_map(reset, full),
+            zero_if(full, ready),
             pytree.tree_map(choose, inner, state.inner),
         )
 

@@ -627,3 +627,24 @@ def test_a_torch_without_kernels_gives_the_same(
 
     for key in ("w", "s"):
         torch.testing.assert_close(got[key], expected[key])
+
+
+@every()
+def test_what_sits_out_does_so_in_compiled_code(name: str) -> None:
+    torch._dynamo.reset()
+    tx = EVERY[name]
+    compiled = torch.compile(tx.update, fullgraph=True, backend="eager")
+    rows = TensorDict({"w": torch.ones(2, 3), "t": ["a", "b"], "s": "text"}, 2)
+    state = tx.init(rows)
+
+    got, _ = compiled(rows, state, rows)
+
+    expected, _ = tx.update(rows, state, rows)
+    torch.testing.assert_close(got["w"], expected["w"])
+    assert ["a", "b"] == list(got["t"])
+    assert "text" == got["s"]
+    partly = {"w": torch.ones(2), "none": None}
+    got, _ = compiled(partly, tx.init(partly), partly)
+    expected, _ = tx.update(partly, tx.init(partly), partly)
+    assert got["none"] is None
+    torch.testing.assert_close(got["w"], expected["w"])
