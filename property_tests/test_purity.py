@@ -49,6 +49,7 @@ from tdfunc._ops import (
     sequences,
     shape,
     state,
+    training,
     unary,
 )
 from tdfunc._ops import at as rows
@@ -137,6 +138,40 @@ def split(draw: Draw) -> Any:
             ]
         )
     )
+
+
+OPTIMIZERS: dict[str, Callable[[], tdfunc.optim.GradientTransformation]] = {
+    "adam": tdfunc.optim.adam,
+    "amsgrad": lambda: tdfunc.optim.adamw(amsgrad=True),
+    "sgd": lambda: tdfunc.optim.sgd(0.1, 0.9),
+    "rmsprop": lambda: tdfunc.optim.rmsprop(centered=True, momentum=0.5),
+    "adagrad": tdfunc.optim.adagrad,
+    "lion": tdfunc.optim.lion,
+    "lamb": tdfunc.optim.lamb,
+    "clipped": lambda: tdfunc.optim.chain(
+        tdfunc.optim.clip(0.5), tdfunc.optim.clip_by_global_norm(1.0)
+    ),
+    "accumulated": lambda: tdfunc.optim.accumulate(tdfunc.optim.adam(), 2),
+    "masked": lambda: tdfunc.optim.masked(
+        tdfunc.optim.adam(), lambda _, x: x.dim() > 1
+    ),
+    "flat": lambda: tdfunc.optim.flat(tdfunc.optim.adam()),
+}
+
+
+def step_of(
+    make: Callable[[], tdfunc.optim.GradientTransformation],
+) -> Callable[[Draw, TensorDict], Call]:
+    """Return a line for a step of an optimizer, whose state must not change either."""
+
+    def line(_: Draw, td: TensorDict) -> Call:
+        tx = make()
+        params, _ = tdfunc.partition(td, "inexact")
+        state = tx.init(params)
+        _, state = tx.update(params, state, params)
+        return tx.update, params, state, params
+
+    return line
 
 
 # Operations by the name that the library lists them under.
@@ -513,6 +548,13 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         tdfunc.combine,
         *tdfunc.partition(td, split(draw)),
     ),
+    # _ops.training
+    "global_norm": just(tdfunc.global_norm),
+    "tree_dot": lambda _, td: (tdfunc.tree_dot, td, td),
+    "cosine_similarity": lambda _, td: (tdfunc.cosine_similarity, td, td),
+    "polyak": lambda _, td: (tdfunc.polyak, td, td, 0.5),
+    "check_finite": just(tdfunc.check_finite),
+    "tree_where": lambda draw, td: (tdfunc.tree_where, mask_for(draw, td), td, td),
 }
 
 # What reads a tree, or sends it somewhere, and is listed nowhere.
@@ -526,6 +568,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         dim_of(draw, td),
     ),
     "random.choice": lambda draw, td: (random.choice, key_for(draw), td, [2]),
+    **{name: step_of(make) for name, make in OPTIMIZERS.items()},
+    "apply_updates": lambda _, td: (tdfunc.optim.apply_updates, td, td),
     "read": lambda draw, td: (operator.getitem, td, path_in(draw, td)),
     "get": lambda draw, td: (TensorDict.get, td, draw(keys())),
     "contains": lambda draw, td: (operator.contains, td, draw(keys())),
@@ -569,7 +613,7 @@ def operations() -> Iterator[str]:
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
     more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
     others = (rows, casts, facts, fuse, naming, sequences, shape, state, unary)
-    for module in (*modules, *more, *others):
+    for module in (*modules, *more, *others, training):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
@@ -578,15 +622,8 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {
-    *(
-        "as_dim",
-        "PackLayout",
-        "PyTreeDef",
-        "ValuesIndices",
-        "children",
-        "unfolded",
-        "with_size",
-    ),
+    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+    *("norm_of", "with_size"),
 }
 
 

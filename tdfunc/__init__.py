@@ -9,6 +9,7 @@ from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
 from tdfunc import objectives as objectives
+from tdfunc import optim as optim
 from tdfunc import random as random
 from tdfunc import typing as typing
 
@@ -219,6 +220,12 @@ from tdfunc._ops.shape import unsqueeze as unsqueeze
 from tdfunc._ops.shape import view as view
 from tdfunc._ops.state import load_state_dict as load_state_dict
 from tdfunc._ops.state import state_dict as state_dict
+from tdfunc._ops.training import check_finite as check_finite
+from tdfunc._ops.training import cosine_similarity as cosine_similarity
+from tdfunc._ops.training import global_norm as global_norm
+from tdfunc._ops.training import polyak as polyak
+from tdfunc._ops.training import tree_dot as tree_dot
+from tdfunc._ops.training import tree_where as tree_where
 from tdfunc._ops.unary import acos as acos
 from tdfunc._ops.unary import acosh as acosh
 from tdfunc._ops.unary import angle as angle
@@ -295,6 +302,7 @@ __all__ = [
     "errors",
     "func",
     "objectives",
+    "optim",
     "typing",
     "Schema",
     "LazyStackedTensorDict",
@@ -527,6 +535,12 @@ __all__ = [
     "load_state_dict",
     "state_dict",
     "tensorclass",
+    "check_finite",
+    "cosine_similarity",
+    "global_norm",
+    "polyak",
+    "tree_dot",
+    "tree_where",
     "view",
     "TensorClass",
     "TensorDict",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN_TYPES",
+    "as_one_vector",
     "at_level",
     "foreach_abs",
     "foreach_acos",
@@ -38,6 +39,7 @@ __all__ = [
     "foreach_ceil",
     "foreach_clamp_max",
     "foreach_clamp_min",
+    "foreach_clone",
     "foreach_cos",
     "foreach_cosh",
     "foreach_div",
@@ -72,6 +74,9 @@ __all__ = [
     "foreach_tanh",
     "foreach_trunc",
     "foreach_works",
+    "foreach_zero",
+    "fused_adam",
+    "fused_adamw",
     "inside_transform",
     "is_compiling",
     "is_tracing",
@@ -81,6 +86,7 @@ __all__ = [
     "register_trace_constant",
     "traced_inline",
     "transform_level",
+    "vector_as",
 ]
 
 _TargetT = TypeVar("_TargetT")
@@ -106,6 +112,7 @@ foreach_atan: Any = getattr(torch, "_foreach_atan", None)
 foreach_ceil: Any = getattr(torch, "_foreach_ceil", None)
 foreach_clamp_max: Any = getattr(torch, "_foreach_clamp_max", None)
 foreach_clamp_min: Any = getattr(torch, "_foreach_clamp_min", None)
+foreach_clone: Any = getattr(torch, "_foreach_clone", None)
 foreach_cos: Any = getattr(torch, "_foreach_cos", None)
 foreach_cosh: Any = getattr(torch, "_foreach_cosh", None)
 foreach_div: Any = getattr(torch, "_foreach_div", None)
@@ -139,6 +146,16 @@ foreach_sub: Any = getattr(torch, "_foreach_sub", None)
 foreach_tan: Any = getattr(torch, "_foreach_tan", None)
 foreach_tanh: Any = getattr(torch, "_foreach_tanh", None)
 foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
+
+# These three write: only into tensors that were made for them.
+foreach_zero: Any = getattr(torch, "_foreach_zero_", None)
+fused_adam: Any = getattr(torch, "_fused_adam_", None)
+fused_adamw: Any = getattr(torch, "_fused_adamw_", None)
+
+# The elements of tensors as one vector, and views of a vector in shapes of tensors.
+_nn: Any = getattr(torch._C, "_nn", None)
+as_one_vector: Any = getattr(_nn, "flatten_dense_tensors", None)
+vector_as: Any = getattr(_nn, "unflatten_dense_tensors", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -538,6 +538,73 @@ def grad(d: Data) -> Sides:
     )
 
 
+def adam_floor(d: Data) -> Callable[[], Any]:
+    """Return a step of Adam by hand, functional, with multi-tensor kernels."""
+    params, zeros = d.flat, tuple([torch.zeros_like(x) for x in d.flat])
+    rate, b1, b2, eps, count = 1e-3, 0.9, 0.999, 1e-8, 1
+
+    def floor() -> Any:
+        mean = torch._foreach_lerp(zeros, params, 1 - b1)
+        square = torch._foreach_mul(zeros, b2)
+        square = torch._foreach_addcmul(square, params, params, 1 - b2)
+        root = torch._foreach_div(torch._foreach_sqrt(square), (1 - b2**count) ** 0.5)
+        root = torch._foreach_add(root, eps)
+        new = torch._foreach_addcdiv(params, mean, root, -rate / (1 - b1**count))
+        return new, mean, square
+
+    return floor
+
+
+def adam_step(d: Data) -> Sides:
+    td, tx = d.td, tdfunc.optim.adam()
+    start = tx.init(td)
+
+    def ours() -> Any:
+        params, state = tdfunc.optim.step(tx, td, start, td)
+        return params, state.mean, state.square
+
+    return Sides(adam_floor(d), ours, None)
+
+
+def adam_updates(d: Data) -> Sides:
+    td, tx = d.td, tdfunc.optim.adam()
+    start = tx.init(td)
+
+    def ours() -> Any:
+        updates, state = tx.update(td, start)
+        params = tdfunc.optim.apply_updates(td, updates)
+        return params, state.mean, state.square
+
+    return Sides(adam_floor(d), ours, None)
+
+
+def adam_flat(d: Data) -> Sides:
+    td, tx = d.td, tdfunc.optim.flat(tdfunc.optim.adam())
+    start = tx.init(td)
+    floor = adam_floor(d)
+
+    def ours() -> Any:
+        updates, _ = tx.update(td, start)
+        return tdfunc.optim.apply_updates(td, updates)
+
+    return Sides(lambda: floor()[0], ours, None)
+
+
+def adam_raveled(d: Data) -> Sides:
+    tx = tdfunc.optim.adam()
+    vector, _ = d.td.ravel()
+    start = tx.init(vector)
+    floor = adam_floor(d)
+    # The first element of the parameters is what is compared: to put the results of
+    # one side into the layout of the other would be timed too.
+
+    def ours() -> Any:
+        params, _ = tdfunc.optim.step(tx, vector, start, vector)
+        return params[0]
+
+    return Sides(lambda: floor()[0][0][0, 0], ours, None)
+
+
 def compiled(backend: str) -> Callable[[Data], Sides]:
     def build(d: Data) -> Sides:
         nested, td, peer = d.nested, d.td, d.peer
@@ -647,6 +714,10 @@ CASES: tuple[Case, ...] = (
     *on(WIDE, "tree_map, optree", optree_tree_map),
     *on(FLAT, "torch.vmap", vmap),
     *on(("3 layers",), "torch.func.grad of an MLP loss", grad),
+    *on(("flat32", "nest100"), "Adam step", adam_step, 0.4, 0.4),
+    *on(("flat32", "nest100"), "Adam, update and apply", adam_updates),
+    *on(("flat32", "nest100"), "Adam, moments flat", adam_flat),
+    *on(("flat32", "nest100"), "Adam step, all in one vector", adam_raveled),
     *on(FLAT, "compiled, eager backend", compiled("eager"), 1.05, 1.05),
     *(
         on(FLAT, "compiled, inductor", compiled("inductor"), 1.05, 1.05)
