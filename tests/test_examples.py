@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tdfunc import TensorDict
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -20,6 +22,7 @@ from examples import (  # noqa: E402
     hyper_gradient,
     maml_sinusoid,
     per_sample_grads,
+    reward_model,
     train_ensemble,
 )
 
@@ -98,6 +101,75 @@ class TestTrainEnsemble:
 
         for path in alone.keys(include_nested=True, leaves_only=True):
             torch.testing.assert_close(together[path][1:2], alone[path])
+
+    def test_adam_is_that_of_torch(self) -> None:
+        expected = torch.tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True)
+        optimizer = torch.optim.Adam([expected], lr=0.1)
+        params = TensorDict({"w": expected.detach().clone()}, batch_size=2)
+        state = TensorDict(
+            params=params,
+            mean=params * 0,
+            square=params * 0,
+            count=torch.zeros(2),
+            batch_size=2,
+        )
+        for step in range(5):
+            grad = torch.tensor([[1.0, 2.0], [-3.0, 0.5]]) * (step - 1)
+            expected.grad = grad
+            optimizer.step()
+            state = train_ensemble.adam(state, TensorDict(w=grad, batch_size=2), 0.1)
+
+        torch.testing.assert_close(state["params", "w"], expected.detach())
+
+    def test_disagreement_is_mutual_information(self) -> None:
+        # Two members and one row: sure of digit 0 and of digit 1. Each has entropy 0
+        # (almost), and their mean that of a coin.
+        params = train_ensemble.train(train_ensemble.load_rows(0)[0], range(2), 0) * 0
+        bias = torch.zeros(2, 10)
+        bias[0, 0] = bias[1, 1] = 50.0
+        rows = TensorDict({"image": torch.ones(1, 64)}, batch_size=1)
+
+        judged = train_ensemble.judge(params.set(("2", "bias"), bias), rows)
+
+        torch.testing.assert_close(judged["doubt"], torch.tensor([2.0]).log())
+        assert [[0, 1]] == judged["votes"].tolist()
+
+
+class TestRewardModel:
+    def test_defaults_reach_the_goal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status = reward_model.main([])
+
+        said = capsys.readouterr().out
+        rows = re.findall(r"loss ([\d.]+), accuracy ([\d.]+)", said)
+        losses, accuracies = zip(*[map(float, row) for row in rows], strict=True)
+        means = [float(x) for x in re.findall(r"-?\d+\.\d", said.splitlines()[-2])]
+        score = float(re.findall(r"held-out accuracy: ([\d.]+), reaches", said)[0])
+        assert 0 == status
+        assert score >= 0.93
+        assert max(losses[4:]) < losses[0] / 2
+        assert accuracies[0] < 0.75
+        assert min(accuracies[4:]) > 0.9
+        # From comparisons alone, the digits are in order.
+        assert sorted(means) == means
+
+    def test_too_few_steps_fail_and_say_why(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status = reward_model.main(["--steps", "1"])
+
+        assert 1 == status
+        assert "misses the goal of 0.9" in capsys.readouterr().out
+
+    def test_pairs_have_the_greater_digit_first(self) -> None:
+        rows, held_out = reward_model.load_images(0)
+        digit = rows["digit"].double()[:, None].expand(-1, 64)
+        rows = rows.set("image", digit)  # an image that tells its digit
+
+        pairs = reward_model.compare(rows, 500, torch.Generator().manual_seed(0))
+
+        assert 500 == len(pairs)
+        assert (pairs.chosen > pairs.rejected).all()
+        assert 400 == len(held_out)
 
 
 @pytest.mark.parametrize(
