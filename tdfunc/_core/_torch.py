@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_tracing
 from torch.nn.utils import parametrize
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN_TYPES",
+    "add_batch_dim",
+    "enter_grad",
+    "enter_vmap",
     "foreach_abs",
     "foreach_acos",
     "foreach_add",
@@ -81,6 +85,31 @@ _stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+
+# The levels of torch.func's transforms; without them its public functions do.
+add_batch_dim: Any = getattr(_functorch, "_add_batch_dim", None)
+remove_batch_dim: Any = getattr(_functorch, "_remove_batch_dim", None)
+enter_vmap: Any = getattr(_functorch, "_vmap_increment_nesting", None)
+leave_vmap: Any = getattr(_functorch, "_vmap_decrement_nesting", None)
+enter_grad: Any = getattr(_functorch, "_grad_increment_nesting", None)
+leave_grad: Any = getattr(_functorch, "_grad_decrement_nesting", None)
+wrap_for_grad: Any = getattr(_functorch, "_wrap_for_grad", None)
+unwrap_for_grad: Any = getattr(_functorch, "_unwrap_for_grad", None)
+_is_batched: Any = getattr(_functorch, "is_batchedtensor", None)
+_level_of: Any = getattr(_functorch, "maybe_get_level", None)
+_grad_in_place: Any = getattr(_functorch, "set_inplace_requires_grad_allowed", None)
+_grad_in_place_allowed: Any = getattr(
+    _functorch, "get_inplace_requires_grad_allowed", None
+)
+_interpreters: Any = getattr(_functorch, "get_interpreter_stack", None)
+_is_wrapped: Any = getattr(_functorch, "is_functorch_wrapped_tensor", None)
+_inner: Any = getattr(_functorch, "get_unwrapped", None)
+_VMAP: Any = getattr(getattr(_functorch, "TransformType", None), "Vmap", None)
+_LEVELS = (
+    *(add_batch_dim, remove_batch_dim, enter_vmap, leave_vmap, _is_batched, _level_of),
+    *(enter_grad, leave_grad, wrap_for_grad, unwrap_for_grad, _grad_in_place),
+    *(_grad_in_place_allowed, _interpreters, _is_wrapped, _inner, _VMAP),
+)
 
 # Multi-tensor kernels; a loop takes their place where they are missing.
 foreach_abs: Any = getattr(torch, "_foreach_abs", None)
@@ -158,6 +187,58 @@ def foreach_works(
         and PLAIN_TYPES.issuperset(map(type, leaves))
         and (others is None or PLAIN_TYPES.issuperset(map(type, others)))
     )
+
+
+def transforms_apart() -> bool:
+    """Return whether levels of transforms may be entered without torch's wrappers.
+
+    Those also serve function modes, one of which records for `torch.export`.
+    """
+    return None not in _LEVELS and _function_modes is not None and not _function_modes()
+
+
+def is_batched_at(tensor: torch.Tensor, level: int) -> bool:
+    """Return whether a tensor is mapped at this level of `vmap`."""
+    return _is_batched(tensor) and _level_of(tensor) == level
+
+
+def load_decompositions() -> None:
+    """Load the rules of `vmap` that torch defines in Python, as its own vmap does."""
+    global _decompositions_loaded  # noqa: PLW0603 - once a process, as in torch
+    if not _decompositions_loaded:
+        from torch._functorch.vmap import lazy_load_decompositions
+
+        lazy_load_decompositions()
+        _decompositions_loaded = True
+
+
+_decompositions_loaded = False
+
+
+def mark_differentiable(tensors: Sequence[torch.Tensor]) -> None:
+    """Let tensors wrapped by `wrap_for_grad` take part in autograd at its level."""
+    allowed = _grad_in_place_allowed()
+    _grad_in_place(True)  # noqa: FBT003 - torch's signature
+    try:
+        for tensor in tensors:
+            tensor.requires_grad_()
+    finally:
+        _grad_in_place(allowed)
+
+
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Return whether anyone outside differentiates what a level of grad returns.
+
+    Called on that level, with a result unwrapped from it.
+    """
+    for interpreter in _interpreters()[:-1]:
+        if interpreter.key() != _VMAP:
+            return True
+    while _is_wrapped(tensor):
+        if tensor.requires_grad:
+            return True
+        tensor = _inner(tensor)
+    return tensor.requires_grad or forward_ad._current_level >= 0
 
 
 def register_trace_constant(cls: type, methods: Sequence[str]) -> None:

@@ -45,18 +45,23 @@ def in_dims(
         torch.Size([3, 2])
     """
     size = td.batch_size
-    dims: list[Any] = [_as_batch_dim(td, dim)] * td._schema.n
+    dims: list[Any] = [as_batch_dim(td, dim)] * td._schema.n
     for key, value in (overrides or {}).items():
         path = as_path(key)
         found = td._schema.find(path)
         if found is None:
             raise missing(td, path)
-        own = _as_batch_dim(td, value, found.surplus)
+        own = as_batch_dim(td, value, found.surplus)
         dims[found.lo : found.hi] = [own] * (found.hi - found.lo)
     return make(td._schema, tuple(dims), td._statics, size, td._names)
 
 
-def _as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
+def as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
+    """Return a batch dim, given as an int or by name, as an int >= 0; None stays.
+
+    Raises:
+        ShapeError: it is no batch dim.
+    """
     if dim is None:
         return None
     count = td.batch_dims + surplus
@@ -95,7 +100,7 @@ def dynamic_shapes(td: Node, dims: Mapping[int, Any]) -> tuple[dict[int, Any], .
     """
     own: dict[int, Any] = {}
     for dim, value in dims.items():
-        at = _as_batch_dim(td, dim)
+        at = as_batch_dim(td, dim)
         if at is not None:
             own[at] = value
     return tuple([dict(own) for _ in range(td._schema.n)])

@@ -70,7 +70,7 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     """
     size = td.batch_size
     schema = td._schema
-    chosen = tuple(_decided(td, predicate))
+    chosen = tuple(decided(td, predicate))
     (left, lslots), (right, rslots) = schema.parted(chosen)
     first = tuple([td._leaves[i] for i in lslots])
     second = tuple([td._leaves[i] for i in rslots])
@@ -80,7 +80,8 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     )
 
 
-def _decided(td: Node, predicate: Any) -> list[bool]:
+def decided(td: Node, predicate: Any) -> list[bool]:
+    """Return for every leaf whether the predicate of `partition` takes it."""
     paths, leaves = td._schema.paths(), td._leaves
     if isinstance(predicate, torch.dtype):
         return [leaf.dtype == predicate for leaf in leaves]
