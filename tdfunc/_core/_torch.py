@@ -202,6 +202,24 @@ def is_batched_at(tensor: torch.Tensor, level: int) -> bool:
     return _is_batched(tensor) and _level_of(tensor) == level
 
 
+def is_from_above(tensor: object) -> bool:
+    """Return whether a tensor belongs to a level above that on which code runs now."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and _level_of is not None
+        and _level_of(tensor) > _stack_depth()
+    )
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is mapped at any level of `vmap`."""
+    while _is_wrapped is not None and _is_wrapped(tensor):
+        if _is_batched(tensor):
+            return True
+        tensor = _inner(tensor)
+    return False
+
+
 def load_decompositions() -> None:
     """Load the rules of `vmap` that torch defines in Python, as its own vmap does."""
     global _decompositions_loaded  # noqa: PLW0603 - once a process, as in torch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from tdfunc._core.batch import as_names
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, make, missing
 from tdfunc.errors import ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
 
 __all__ = ["dynamic_shapes", "in_dims"]
 
@@ -76,6 +78,29 @@ def as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
         expected=f"{-count} to {count - 1}, or a dim name, or None",
         got=repr(dim),
     )
+
+
+def without_dim(tree: Node, dim: int) -> tuple[torch.Size, Any]:
+    """Return the batch size and names of a tree without one dim."""
+    size, names = tree.batch_size, tree.names
+    rest = torch.Size((*size[:dim], *size[dim + 1 :]))
+    if names is not None:
+        names = as_names((*names[:dim], *names[dim + 1 :]), len(rest))
+    return rest, names
+
+
+def with_dim(
+    tree: Node, dim: int, size: int, name: str | None
+) -> tuple[torch.Size, tuple[str | None, ...] | None]:
+    """Return the batch size and names of a tree with one dim more."""
+    old, names = tree.batch_size, tree.names
+    new = torch.Size((*old[:dim], size, *old[dim:]))
+    if names is None and name is None:
+        return new, None
+    names = names or (None,) * len(old)
+    if name in names:
+        name = None
+    return new, as_names((*names[:dim], name, *names[dim:]), len(new))
 
 
 def dynamic_shapes(td: Node, dims: Mapping[int, Any]) -> tuple[dict[int, Any], ...]:

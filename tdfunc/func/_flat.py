@@ -137,6 +137,16 @@ class Layout:
             self.spec is other.spec or self.spec == other.spec
         )
 
+    def matches(self, other: Layout) -> bool:
+        """Return whether two pytrees and the trees in them are structured alike."""
+        return self.like(other) and all(
+            [
+                is_tree(x) is is_tree(y)
+                and (not is_tree(x) or x._schema.matches(y._schema))
+                for x, y in zip(self.items, other.items, strict=True)
+            ]
+        )
+
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Return values, one for each item, once for each tensor of it."""
         if self.flat:

@@ -10,10 +10,9 @@ import torch
 
 from tdfunc._core import _torch
 from tdfunc._core._torch import is_tracing, pytree
-from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node
 from tdfunc.errors import OperandError, OptionError, ShapeError
-from tdfunc.func._dims import as_batch_dim
+from tdfunc.func._dims import as_batch_dim, with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class _Call:
                 return tree.batch_size, tree._names
             if dim is _MIXED:
                 return None, tree._names  # the rank rule finds what all leaves have
-            return _without(tree, dim)
+            return without_dim(tree, dim)
 
         return self.layout.rebuilt(leaves, resized)
 
@@ -298,7 +297,7 @@ class _Call:
             dim = next(of_trees)
             if dim is None:
                 return tree.batch_size, tree._names
-            return _with(tree, dim, self.size, self.name)
+            return with_dim(tree, dim, self.size, self.name)
 
         return layout.rebuilt(leaves, resized)
 
@@ -378,29 +377,6 @@ def _broadcast(prefix: Any, value: Any) -> list[Any] | None:
     except ValueError:
         return None
     return found
-
-
-def _without(tree: Node, dim: int) -> tuple[torch.Size, Any]:
-    """Return the batch size and names of a tree without one dim."""
-    size, names = tree.batch_size, tree.names
-    rest = torch.Size((*size[:dim], *size[dim + 1 :]))
-    if names is not None:
-        names = as_names((*names[:dim], *names[dim + 1 :]), len(rest))
-    return rest, names
-
-
-def _with(
-    tree: Node, dim: int, size: int, name: str | None
-) -> tuple[torch.Size, tuple[str | None, ...] | None]:
-    """Return the batch size and names of a tree with one dim more."""
-    old, names = tree.batch_size, tree.names
-    new = torch.Size((*old[:dim], size, *old[dim:]))
-    if names is None and name is None:
-        return new, None
-    names = names or (None,) * len(old)
-    if name in names:
-        name = None
-    return new, as_names((*names[:dim], name, *names[dim:]), len(new))
 
 
 def _repeated(leaf: torch.Tensor, dim: int, size: int) -> torch.Tensor:
