@@ -202,13 +202,9 @@ def is_batched_at(tensor: torch.Tensor, level: int) -> bool:
     return _is_batched(tensor) and _level_of(tensor) == level
 
 
-def is_from_above(tensor: object) -> bool:
-    """Return whether a tensor belongs to a level above that on which code runs now."""
-    return (
-        isinstance(tensor, torch.Tensor)
-        and _level_of is not None
-        and _level_of(tensor) > _stack_depth()
-    )
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Return whether a transform differentiates with respect to a tensor."""
+    return _is_wrapped is not None and _is_wrapped(tensor) and tensor.requires_grad
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:

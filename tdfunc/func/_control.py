@@ -8,6 +8,7 @@ those take tensors, so trees are taken apart around them.
 from __future__ import annotations
 
 import functools
+from types import CellType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +19,10 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tdfunc._core._torch import (
     inside_transform,
-    is_from_above,
+    is_differentiated,
     is_mapped,
     is_tracing,
+    pytree,
 )
 from tdfunc._core.node import Node
 from tdfunc._ops.convert import detach
@@ -408,7 +410,8 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         OperandError: under a transform, `fn` closes over a tensor that is
-            differentiated.
+            differentiated. (What its own closure does not show, such as a tensor in an
+            object, counts as a constant.)
         Exception: what `fn` raises.
 
     Examples:
@@ -427,6 +430,7 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
             return _traced_checkpoint(fn, args, kwargs)
         if not inside_transform():
             return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
+        _check_closure(fn)
         leaves, layout = flatten((args, kwargs))
         kept: list[Layout] = []
 
@@ -440,6 +444,22 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
         return kept[0].rebuilt(flat)
 
     return recomputed if is_tracing() else functools.wraps(fn)(recomputed)
+
+
+def _check_closure(fn: Callable[..., Any]) -> None:
+    cells: Any = getattr(fn, "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+    for value in pytree.tree_leaves(held):
+        if isinstance(value, torch.Tensor) and is_differentiated(value):
+            raise OperandError(
+                "a checkpointed function closes over a tensor that is differentiated",
+                expected="all that is differentiated among the arguments",
+                got=f"a tensor of shape {list(value.shape)} in its closure",
+                fix="checkpoint(fn)(x, params) with the tensors as arguments",
+            )
+
+
+_EMPTY = CellType()
 
 
 def _traced_checkpoint(
@@ -462,17 +482,8 @@ class _Recomputed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: Callable[..., Any], *leaves: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        results = call(*leaves)
-        # On this level nothing is known of the one that differentiates: what comes
-        # from there has come in by another way than the arguments.
-        if any([is_from_above(x) for x in results]):
-            raise OperandError(
-                "a checkpointed function closes over a tensor that is differentiated",
-                expected="all that is differentiated among the arguments",
-                fix="checkpoint(fn)(x, params) with the tensors as arguments",
-            )
-        return results
+    def forward(call: Callable[..., Any], *leaves: Any) -> tuple[Any, ...]:
+        return call(*leaves)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -489,7 +500,8 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         call, leaves, places = _again(ctx)
         inputs = [leaves[i] for i in places]
-        _, back = torch.func.vjp(call, *inputs)
+        both: Any = torch.func.vjp(call, *inputs)
+        _, back = both
         pairs = zip(cotangents, ctx.inexact, strict=True)
         found = iter(back(tuple([g for g, c in pairs if c])))
         grads: list[Any] = [None] * len(leaves)
@@ -504,8 +516,8 @@ class _Recomputed(torch.autograd.Function):
         given = [tangents[i + 1] for i in places]
         pairs = zip(given, inputs, strict=True)
         given = [torch.zeros_like(x) if t is None else t for t, x in pairs]
-        _, pushed = torch.func.jvp(call, tuple(inputs), tuple(given))
-        found = iter(pushed)
+        both: Any = torch.func.jvp(call, tuple(inputs), tuple(given))
+        found = iter(both[1])
         return tuple([next(found) if c else None for c in ctx.inexact])
 
 

@@ -66,14 +66,15 @@ class Layout:
     def rebuilt(
         self,
         leaves: Sequence[Any],
-        resized: Callable[[Any], tuple[torch.Size, Any]] | None = None,
+        resized: Callable[[Any], tuple[torch.Size | None, Any]] | None = None,
     ) -> Any:
         """Return the pytree with other tensors.
 
         Args:
             leaves: as many as there were.
-            resized: gives for a tree the batch size and names that it has with its new
-                leaves; None if they do not change.
+            resized: gives for a tree the batch size (None: it is to be found by the
+                rank rule) and the names that it has with its new leaves; None if they
+                do not change.
         """
         if self.flat:
             out: Any = tuple(leaves)

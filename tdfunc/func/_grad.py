@@ -20,7 +20,7 @@ from tdfunc.func._flat import Layout, flatten, inexact, is_tree
 from tdfunc.func._partition import decided
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from tdfunc.typing import Path
 
@@ -336,7 +336,7 @@ def _part(tree: Node, grads: list[Any], chosen: list[bool]) -> Any:
 
 
 @contextmanager
-def _level() -> Iterator[int]:
+def _level() -> Generator[int]:
     with torch.autograd.graph.disable_saved_tensors_hooks(_HOOKS):
         level = _torch.enter_grad()
         try:

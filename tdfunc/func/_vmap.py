@@ -16,7 +16,7 @@ from tdfunc.func._dims import as_batch_dim, with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 __all__ = ["vmap"]
 
@@ -348,7 +348,7 @@ _MIXED = _Mixed()
 
 
 @contextmanager
-def _level(size: int, randomness: str) -> Iterator[int]:
+def _level(size: int, randomness: str) -> Generator[int]:
     level = _torch.enter_vmap(size, randomness)
     try:
         yield level
