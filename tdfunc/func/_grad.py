@@ -356,7 +356,7 @@ def _gradients(
     # torch.func always asks for a graph of the backward pass. It is only of use to who
     # differentiates what comes out of here.
     with _without_compiled_autograd():
-        grads = torch.autograd.grad(
+        grads: Any = torch.autograd.grad(
             output, inputs, create_graph=create_graph, allow_unused=True
         )
     pairs = zip(grads, inputs, strict=True)
