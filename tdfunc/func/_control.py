@@ -7,7 +7,6 @@ those take tensors, so trees are taken apart around them.
 
 from __future__ import annotations
 
-import functools
 from types import CellType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from tdfunc._core._torch import (
     is_mapped,
     is_tracing,
     pytree,
+    wraps,
 )
 from tdfunc._core.node import Node
 from tdfunc._ops.convert import detach
@@ -443,7 +443,7 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
         flat: Any = _Recomputed.apply(call, *leaves)
         return kept[0].rebuilt(flat)
 
-    return recomputed if is_tracing() else functools.wraps(fn)(recomputed)
+    return recomputed if is_tracing() else wraps(fn)(recomputed)
 
 
 def _check_closure(fn: Callable[..., Any]) -> None:

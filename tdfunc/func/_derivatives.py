@@ -6,18 +6,17 @@ puts the results back into trees whose batch sizes are known, not found.
 
 from __future__ import annotations
 
-import functools
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core._torch import is_tracing
+from tdfunc._core._torch import is_tracing, pytree, wraps
 from tdfunc._core.batch import refit
 from tdfunc._core.build import nested
 from tdfunc._core.node import Node, make
 from tdfunc._core.statics import gather_statics
-from tdfunc.func._flat import Layout, flatten, inexact, is_tree
+from tdfunc.func._flat import Layout, as_places, flatten, inexact, is_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +51,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         >>> back(out)[0]["x"].tolist()
         [2.0, 16.0]
     """
-    call = _FlatCall(func, primals, range(len(primals)), has_aux=has_aux)
+    call = _FlatCall(func, primals, range(len(primals)), _VJP, has_aux=has_aux)
     given: Any = torch.func.vjp(call, *call.inputs, has_aux=True)
     results, backward, rest = given
     output = call.assembled(results, rest)
@@ -94,12 +93,12 @@ def jvp(
     """
     if not isinstance(primals, tuple):
         raise RuntimeError(  # noqa: TRY004 - torch's
-            "jvp(f, primals, tangents): Expected primals to be a tuple. "
-            "E.g. it should be valid to call f(*primals)."
+            f"{_JVP}: Expected primals to be a tuple. E.g. it should be "
+            "valid to call f(*primals)."
         )
-    call = _FlatCall(func, primals, range(len(primals)), has_aux=has_aux)
+    call = _FlatCall(func, primals, range(len(primals)), _JVP, has_aux=has_aux)
     given: Any = torch.func.jvp(
-        call, tuple(call.inputs), call.pushed(tangents), strict=strict, has_aux=True
+        call, tuple(call.inputs), _tangents(call, tangents), strict=strict, has_aux=True
     )
     results, forward, rest = given
     output, pushed = call.assembled(results, rest), call.tangents(forward)
@@ -128,8 +127,7 @@ def linearize(
         >>> push(td)["x"].tolist()
         [2.0, 8.0]
     """
-    call = _FlatCall(func, primals, range(len(primals)), has_aux=False)
-
+    call = _FlatCall(func, primals, range(len(primals)), _JVP, has_aux=False)
     rest: list[Any] = []
 
     def differentiated(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -140,7 +138,13 @@ def linearize(
     results, forward = torch.func.linearize(differentiated, *call.inputs)
 
     def pushed(*tangents: Any) -> Any:
-        return call.tangents(list(forward(*call.pushed(tangents))))
+        found = call.pushed(tangents)
+        if found is None:
+            raise RuntimeError(
+                f"Expected the tangents {pytree.tree_structure(tangents)} to have the "
+                f"same argspec as the primals {pytree.tree_structure(primals)}"
+            )
+        return call.tangents(list(forward(*found)))
 
     return call.assembled(results, rest[0]), pushed
 
@@ -178,7 +182,9 @@ def jacrev(
     """
 
     def jacobian(*args: Any) -> Any:
-        call = _FlatCall(func, args, _places(argnums, len(args)), has_aux=has_aux)
+        call = _FlatCall(
+            func, args, as_places(argnums, len(args)), _VJP, has_aux=has_aux
+        )
         places = tuple(range(len(call.inputs)))
         rows, rest = torch.func.jacrev(
             call, places, has_aux=True, chunk_size=chunk_size
@@ -186,7 +192,7 @@ def jacrev(
         jac = call.jacobian(rows, single=isinstance(argnums, int))
         return (jac, call.auxiliary(rest)) if has_aux else jac
 
-    return jacobian if is_tracing() else functools.wraps(func)(jacobian)
+    return jacobian if is_tracing() else wraps(func)(jacobian)
 
 
 def jacfwd(
@@ -217,7 +223,9 @@ def jacfwd(
     """
 
     def jacobian(*args: Any) -> Any:
-        call = _FlatCall(func, args, _places(argnums, len(args)), has_aux=has_aux)
+        call = _FlatCall(
+            func, args, as_places(argnums, len(args)), _JVP, has_aux=has_aux
+        )
         places = tuple(range(len(call.inputs)))
         rows, rest = torch.func.jacfwd(
             call, places, has_aux=True, randomness=randomness
@@ -225,7 +233,7 @@ def jacfwd(
         jac = call.jacobian(rows, single=isinstance(argnums, int))
         return (jac, call.auxiliary(rest)) if has_aux else jac
 
-    return jacobian if is_tracing() else functools.wraps(func)(jacobian)
+    return jacobian if is_tracing() else wraps(func)(jacobian)
 
 
 def hessian(
@@ -251,12 +259,20 @@ def hessian(
     return jacfwd(jacrev(func, argnums), argnums)
 
 
-def _places(argnums: int | tuple[int, ...], count: int) -> list[int]:
-    places = (argnums,) if isinstance(argnums, int) else argnums
-    for at in places:
-        if not -count <= at < count:
-            raise RuntimeError(f"Got argnum={at}, but only {count} positional inputs")
-    return [at % count for at in places]
+_VJP = "vjp(f, *primals)"
+_JVP = "jvp(f, primals, tangents)"
+
+
+def _tangents(call: _FlatCall, given: Any) -> tuple[Any, ...]:
+    found = call.pushed(given)
+    if found is None:
+        raise RuntimeError(
+            f"{_JVP}: Expected primals and tangents to have the same python structure. "
+            "For example, if primals is a tuple of 3 tensors, tangents also must be. "
+            f"Got primals with structure {pytree.tree_structure(call.args)} and "
+            f"tangents with structure {pytree.tree_structure(given)}"
+        )
+    return found
 
 
 class _FlatCall:
@@ -270,10 +286,13 @@ class _FlatCall:
         func: Callable[..., Any],
         args: tuple[Any, ...],
         places: Sequence[int],
+        api: str,
         *,
         has_aux: bool,
     ) -> None:
         self.func = func
+        self.args = args
+        self.api = api
         self.has_aux = has_aux
         self.places = list(places)
         parts = [flatten(arg) for arg in args]
@@ -304,8 +323,8 @@ class _FlatCall:
         if self.has_aux:
             if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
                 raise RuntimeError(
-                    "output of function f should be a tuple: (output, aux) if has_aux "
-                    "is True"
+                    f"{self.api}: output of function f should be a tuple: (output, "
+                    "aux) if has_aux is True"
                 )
             result, aux = result
         leaves, self.out = flatten(result)
@@ -336,31 +355,31 @@ class _FlatCall:
         """Return the tensors of cotangents with the structure of the output."""
         chosen = _selected(given, self.out, self.out_chosen)
         if chosen is None:
+            shown = pytree.treespec_pprint(pytree.tree_structure(given))
+            output = self.out.around(self.out.items)
             raise RuntimeError(
                 "Expected pytree structure of cotangents to be the same as pytree "
-                f"structure of outputs to the function. cotangents: {given!r}, primal "
-                f"output: {self.out.items!r}"
+                f"structure of outputs to the function. cotangents: {shown}, primal "
+                f"output: {pytree.treespec_pprint(pytree.tree_structure(output))}"
             )
         return tuple(chosen)
 
-    def pushed(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the tensors of tangents with the structure of the arguments."""
+    def pushed(self, given: Any) -> tuple[Any, ...] | None:
+        """Return the tensors of tangents with the structure of the arguments.
+
+        None if they have another one.
+        """
+        if not isinstance(given, tuple) or len(given) != len(self.layouts):
+            return None
         found: list[Any] = []
-        if len(given) == len(self.layouts):
-            rows = zip(given, self.layouts, self.chosen, strict=True)
-            for tangent, layout, chosen in rows:
-                own = _selected(tangent, layout, chosen)
-                if own is None:
-                    break
-                found += own
-            else:
-                return tuple(found)
-        raise RuntimeError(
-            "jvp(f, primals, tangents): Expected primals and tangents to have the same "
-            "python structure. For example, if primals is a tuple of 3 tensors, "
-            f"tangents also must be. Got {len(self.layouts)} primals and tangents "
-            f"{given!r}"
-        )
+        for tangent, layout, chosen in zip(
+            given, self.layouts, self.chosen, strict=True
+        ):
+            own = _selected(tangent, layout, chosen)
+            if own is None:
+                return None
+            found += own
+        return tuple(found)
 
     def gradients(self, values: Sequence[Any], front: Sequence[int] = ()) -> list[Any]:
         """Return the differentiated arguments with other tensors.

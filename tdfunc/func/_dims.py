@@ -75,7 +75,9 @@ def as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
         return dim + count if dim < 0 else dim
     raise ShapeError(
         f"{dim!r} is no batch dim",
-        expected=f"{-count} to {count - 1}, or a dim name, or None",
+        expected=f"{-count} to {count - 1}, or a dim name, or None"
+        if count
+        else "None, as the tree has no batch dims",
         got=repr(dim),
     )
 

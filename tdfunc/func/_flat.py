@@ -18,7 +18,7 @@ from tdfunc._core.statics import gather_statics
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Layout", "flatten", "inexact", "is_tree"]
+__all__ = ["Layout", "as_places", "flatten", "inexact", "is_tree"]
 
 _Tensor = torch.Tensor
 _ONE = object()
@@ -30,6 +30,31 @@ def is_tree(value: object) -> bool:
     Others, which hold lazy stacks, go through the pytree functions as any container.
     """
     return isinstance(value, Node) and not value._schema.lazy
+
+
+def as_places(argnums: Any, count: int) -> list[int]:
+    """Return which of `count` positional arguments `argnums` names.
+
+    Raises:
+        RuntimeError: what torch.func raises: it names none, or one twice.
+    """
+    if not isinstance(argnums, (int, tuple)):
+        raise RuntimeError(  # noqa: TRY004 - torch's, as all of these
+            f"argnums must be int or Tuple[int, ...], got: {type(argnums)}"
+        )
+    given: Any = argnums if isinstance(argnums, tuple) else (argnums,)
+    places: list[int] = []
+    for at in given:
+        if not isinstance(at, int):
+            raise RuntimeError(f"argnum must be int, got: {type(at)}")  # noqa: TRY004
+        if not -count <= at < count:
+            raise RuntimeError(f"Got argnum={at}, but only {count} positional inputs")
+        places.append(at % count)
+    if not places:
+        raise RuntimeError("argnums must be non-empty")
+    if len(set(places)) != len(places):
+        raise RuntimeError(f"argnums elements must be unique, got {tuple(places)}")
+    return places
 
 
 def inexact(tree: Node) -> list[bool]:
@@ -147,13 +172,6 @@ class Layout:
                 for x, y in zip(self.items, other.items, strict=True)
             ]
         )
-
-    def spread(self, values: Sequence[Any]) -> list[Any]:
-        """Return values, one for each item, once for each tensor of it."""
-        if self.flat:
-            return list(values)
-        pairs = zip(values, self.counts, strict=True)
-        return [value for value, count in pairs for _ in range(count)]
 
 
 def flatten(values: Any) -> tuple[list[Any], Layout]:

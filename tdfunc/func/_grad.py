@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from tdfunc._core import _torch
-from tdfunc._core._torch import is_tracing
+from tdfunc._core._torch import GradLevel, is_tracing, wraps
 from tdfunc._core.keys import as_path, is_key
 from tdfunc._core.node import Node, make
 from tdfunc._core.statics import NO_STATICS
 from tdfunc.errors import OptionError, show_path
-from tdfunc.func._flat import Layout, flatten, inexact, is_tree
+from tdfunc.func._flat import Layout, as_places, flatten, inexact, is_tree
 from tdfunc.func._partition import decided
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from tdfunc.typing import Path
 
 __all__ = ["grad", "grad_and_value"]
 
 Wrt: TypeAlias = Any
-_HOOKS = (
-    "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks. "
-    "Please open an issue with your use case."
-)
 
 
 def grad(
@@ -82,7 +75,7 @@ def grad(
         grads, value = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
-    return gradient if is_tracing() else functools.wraps(func)(gradient)
+    return gradient if is_tracing() else wraps(func)(gradient)
 
 
 def grad_and_value(
@@ -131,7 +124,7 @@ def grad_and_value(
             return call.through_torch()
         return call.direct()
 
-    return both if is_tracing() else functools.wraps(func)(both)
+    return both if is_tracing() else wraps(func)(both)
 
 
 class _Call:
@@ -150,8 +143,7 @@ class _Call:
         self.func = func
         self.has_aux = has_aux
         self.single = isinstance(argnums, int)
-        places = (argnums,) if isinstance(argnums, int) else argnums
-        self.argnums = [_place(at, len(args)) for at in places]
+        self.argnums = as_places(argnums, len(args))
         parts = [flatten(arg) for arg in args]
         self.layouts = [layout for _, layout in parts]
         self.columns = [leaves for leaves, _ in parts]
@@ -201,7 +193,7 @@ class _Call:
     def direct(self) -> tuple[Any, Any]:
         """Differentiate on one level of functorch."""
         wrap, unwrap = _torch.wrap_for_grad, _torch.unwrap_for_grad
-        with _level() as level, torch.enable_grad():
+        with GradLevel() as level:
             columns = [
                 [wrap(x, level) if isinstance(x, torch.Tensor) else x for x in leaves]
                 for leaves in self.columns
@@ -213,6 +205,7 @@ class _Call:
             inputs: list[torch.Tensor] = []
             for at, chosen in zip(self.argnums, self.chosen, strict=True):
                 inputs += [x for x, c in zip(columns[at], chosen, strict=True) if c]
+            _check_tensors(inputs)
             _torch.mark_differentiable(inputs)
             output, aux = self._called(columns, options)
             lower = unwrap(output, level)
@@ -276,12 +269,6 @@ class _Call:
         return out[0] if self.single else tuple(out)
 
 
-def _place(at: int, count: int) -> int:
-    if not -count <= at < count:
-        raise RuntimeError(f"Got argnum={at}, but only {count} positional inputs")
-    return at % count
-
-
 def _picked(layout: Layout, wrt: Wrt) -> list[bool]:
     tree = layout.items[0]
     if len(layout.items) != 1 or not is_tree(tree):
@@ -335,14 +322,12 @@ def _part(tree: Node, grads: list[Any], chosen: list[bool]) -> Any:
     return make(schema, tuple(grads), NO_STATICS, size, tree._names)
 
 
-@contextmanager
-def _level() -> Generator[int]:
-    with torch.autograd.graph.disable_saved_tensors_hooks(_HOOKS):
-        level = _torch.enter_grad()
-        try:
-            yield level
-        finally:
-            _torch.leave_grad()
+def _check_tensors(inputs: Sequence[Any]) -> None:
+    for value in inputs:
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(  # noqa: TRY004 - torch's
+                f"Thing passed to transform API must be Tensor, got {type(value)}"
+            )
 
 
 def _gradients(
@@ -355,18 +340,12 @@ def _gradients(
         return [torch.zeros_like(x) for x in inputs]
     # torch.func always asks for a graph of the backward pass. It is only of use to who
     # differentiates what comes out of here.
-    with _without_compiled_autograd():
+    with _torch.without_compiled_autograd():
         grads: Any = torch.autograd.grad(
             output, inputs, create_graph=create_graph, allow_unused=True
         )
     pairs = zip(grads, inputs, strict=True)
     return [torch.zeros_like(x) if g is None else g for g, x in pairs]
-
-
-def _without_compiled_autograd() -> Any:
-    # Which is imported by whoever switches it on.
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return nullcontext() if module is None else module._disable()
 
 
 def _unwrapped(value: Any, level: int) -> Any:

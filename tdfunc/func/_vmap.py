@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tdfunc._core import _torch
-from tdfunc._core._torch import is_tracing, pytree
+from tdfunc._core._torch import VmapLevel, is_tracing, pytree, wraps
 from tdfunc._core.node import Node
-from tdfunc.errors import OperandError, OptionError, ShapeError
+from tdfunc.errors import OptionError, ShapeError
 from tdfunc.func._dims import as_batch_dim, with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["vmap"]
-
-_RANDOMNESS = ("error", "different", "same")
 
 
 def vmap(
@@ -47,16 +44,17 @@ def vmap(
             the batch dims of a tree.
         out_dims: where the mapped dim is in the results: an int, or a structure of
             them like that of the results. Of a tree it is a position among its batch
-            dims. None returns what was not mapped as it is.
+            dims, or a tree of ints like it, for other places in some leaves. None
+            returns what was not mapped as it is.
         randomness: ``"error"``, ``"different"`` or ``"same"``, for functions that draw
             from torch's global generator. `tdfunc.random` needs none.
         chunk_size: how many rows to map at once; None for all.
 
     Raises:
-        OptionError: `randomness` or `chunk_size` is none of these.
         ShapeError: a tree has no such batch dim.
-        ValueError: what `torch.vmap` raises: nothing to map over, different sizes,
-            results that are no tensors.
+        Exception: what `torch.vmap` raises, with its text: ValueError for nothing to
+            map over, different sizes, or results that are no tensors; IndexError for
+            a place that a result has not; RuntimeError for another `randomness`.
 
     Examples:
         >>> import torch, tdfunc
@@ -64,16 +62,9 @@ def vmap(
         >>> tdfunc.vmap(lambda row: row * 2, in_dims="t", out_dims=1)(td).batch_size
         torch.Size([3, 5])
     """
-    if randomness not in _RANDOMNESS:
-        raise OptionError(
-            "this is no kind of randomness",
-            expected=", ".join(_RANDOMNESS),
-            got=repr(randomness),
-        )
-    if chunk_size is not None and chunk_size <= 0:
-        raise OptionError(
-            "chunk_size is no number of rows", expected="None or > 0", got=chunk_size
-        )
+    usual = randomness in {"error", "different", "same"}
+    if not usual or (chunk_size is not None and chunk_size <= 0):
+        torch.vmap(func, randomness=randomness, chunk_size=chunk_size)  # raises
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         call = _Call(func, in_dims, out_dims, args)
@@ -81,13 +72,14 @@ def vmap(
             return call.through_torch(randomness, chunk_size, kwargs)
         return call.direct(randomness, kwargs)
 
-    return mapped if is_tracing() else functools.wraps(func)(mapped)
+    return mapped if is_tracing() else wraps(func)(mapped)
 
 
 class _Call:
     """One call of a mapped function."""
 
     __slots__ = (
+        "args",
         "dims",
         "func",
         "in_dims",
@@ -107,67 +99,69 @@ class _Call:
         args: tuple[Any, ...],
     ) -> None:
         self.func = func
+        self.args = args
         self.in_dims = in_dims
         self.out_dims = out_dims
         self.name: str | None = None
+        if not isinstance(out_dims, int):
+            self._check_out_dims()
         self.leaves, self.layout = flatten(args)
         # The dim of every tree, and of every leaf.
         self.tree_dims: list[Any] = []
         self.dims: list[Any] = []
-        self._find_dims(args)
+        self._find_dims()
         self.size = self._mapped_size()
+
+    def _check_out_dims(self) -> None:
+        for dim in pytree.tree_leaves(self.out_dims):
+            if dim is not None and not isinstance(dim, int):
+                raise ValueError(
+                    f"vmap({_name(self.func)}, ..., out_dims={self.out_dims}): "
+                    "`out_dims` must be an int, None or a python collection of ints "
+                    "representing where in the outputs the vmapped dimension should "
+                    "appear."
+                )
 
     # What is mapped
 
-    def _find_dims(self, args: tuple[Any, ...]) -> None:
+    def _find_dims(self) -> None:
         dims = self.dims
-        for item, dim in zip(self.layout.items, self._item_dims(args), strict=True):
+        for item, dim in zip(self.layout.items, self._item_dims(), strict=True):
             if not is_tree(item):
-                if isinstance(item, torch.Tensor) and type(dim) is int and dim < 0:
-                    dims.append(dim + item.dim())
+                if isinstance(item, torch.Tensor) and isinstance(dim, int):
+                    dims.append(dim + item.dim() if dim < 0 else int(dim))
                 else:
                     dims.append(dim)
             elif isinstance(dim, Node):
                 if not item._schema.matches(dim._schema):
-                    raise self._unfit(args)
+                    raise self._refused()
                 dims += dim._leaves
-                alike = len(set(dim._leaves)) == 1
-                self.tree_dims.append(dim._leaves[0] if alike else _MIXED)
+                self.tree_dims.append(_common(dim._leaves))
             else:
                 if isinstance(dim, str):
                     self.name = dim
+                elif dim is not None and not isinstance(dim, int):
+                    raise self._refused()
                 at = as_batch_dim(item, dim)
                 dims += [at] * item._schema.n
                 self.tree_dims.append(at)
 
-    def _item_dims(self, args: tuple[Any, ...]) -> list[Any]:
+    def _item_dims(self) -> list[Any]:
         """Return what `in_dims` says of every tensor and tree among the arguments."""
-        in_dims, layout = self.in_dims, self.layout
-        if isinstance(in_dims, (int, str)) and not isinstance(in_dims, bool):
+        in_dims, layout, args = self.in_dims, self.layout, self.args
+        if isinstance(in_dims, (int, str)):
             return [in_dims] * len(layout.items)
-        if not isinstance(in_dims, (tuple, list)) or len(in_dims) != len(args):
-            raise self._unfit(args)
+        if not isinstance(in_dims, tuple) or len(in_dims) != len(args):
+            raise self._refused()
         if layout.spec is None:
             return list(in_dims)
         found: list[Any] = []
         for dim, arg in zip(in_dims, args, strict=True):
             spread = _broadcast(dim, arg)
             if spread is None:
-                raise self._unfit(args)
+                raise self._refused()
             found += spread
         return found
-
-    def _unfit(self, args: tuple[Any, ...]) -> Exception:
-        """Return torch's error for `in_dims` that do not fit the arguments."""
-        try:
-            torch.vmap(self.func, self.in_dims)(*args)
-        except ValueError as error:
-            return error
-        return OptionError(
-            "in_dims does not fit the arguments",
-            expected="an int, a dim name, or a tuple with one for every argument",
-            got=repr(self.in_dims),
-        )
 
     def _mapped_size(self) -> int:
         size: Any = None
@@ -193,12 +187,20 @@ class _Call:
 
     def _refused(self) -> Exception:
         """Return torch's error for arguments that it does not map."""
+
+        def call(*_: Any) -> torch.Tensor:
+            return torch.zeros(())
+
+        call.__name__ = _name(self.func)
         try:
-            torch.vmap(lambda *_: torch.zeros(()), tuple(self.dims))(*self.leaves)
+            torch.vmap(call, self.in_dims)(*self.args)
+            torch.vmap(call, tuple(self.dims))(*self.leaves)
         except (ValueError, RuntimeError) as error:
             return error
-        return OperandError(
-            "the arguments can not be mapped over", got=f"in_dims={self.in_dims!r}"
+        return OptionError(
+            "in_dims does not fit the arguments",
+            expected="an int, a dim name, or a tuple with one for every argument",
+            got=repr(self.in_dims),
         )
 
     # Inside the function
@@ -222,7 +224,7 @@ class _Call:
     def direct(self, randomness: str, kwargs: dict[str, Any]) -> Any:
         """Call the function on one level of functorch."""
         _torch.load_decompositions()
-        with _level(self.size, randomness) as level:
+        with VmapLevel(self.size, randomness) as level:
             add = _torch.add_batch_dim
             leaves = [
                 leaf if dim is None else add(leaf, dim, level)
@@ -230,73 +232,87 @@ class _Call:
             ]
             result = self.func(*self._arguments(leaves), **kwargs)
             leaves, layout = flatten(result)
-            dims = self._out_dims(result, layout)
+            dims, of_trees = self._out_dims(result, layout)
             size = self.size
             remove = _torch.remove_batch_dim
             out: list[Any] = []
-            for leaf, dim in zip(leaves, layout.spread(dims), strict=True):
+            for leaf, dim in zip(leaves, dims, strict=True):
                 if dim is None or not isinstance(leaf, torch.Tensor):
-                    out.append(self._kept(leaf, dim, level))
+                    out.append(self._kept(leaf, dim))
                 elif _torch.is_batched_at(leaf, level):
                     out.append(remove(leaf, level, size, dim))
                 else:
                     out.append(_repeated(leaf, dim, size))
-        return self._result(out, layout, dims)
+        return self._result(out, layout, of_trees)
 
-    def _kept(self, leaf: Any, dim: Any, level: int) -> Any:
-        if dim is None:
-            if isinstance(leaf, torch.Tensor) and _torch.is_batched_at(leaf, level):
-                raise ValueError(
-                    f"vmap({_name(self.func)}, ...): `{_name(self.func)}` can not "
-                    "return a BatchedTensor when out_dim is None"
-                )
-            return leaf
-        raise ValueError(
-            f"vmap({_name(self.func)}, ...): `{_name(self.func)}` must only return "
-            f"Tensors, got type {type(leaf)}. Did you mean to set out_dims= to None "
-            "for output?"
+    def _kept(self, leaf: Any, dim: Any) -> Any:
+        """Return a result that has no dim to move, or raise what torch raises."""
+        name = _name(self.func)
+        if dim is not None:
+            raise ValueError(
+                f"vmap({name}, ...): `{name}` must only return Tensors, got type "
+                f"{type(leaf)}. Did you mean to set out_dims= to None for output?"
+            )
+        if isinstance(leaf, torch.Tensor) and _torch.is_returned_mapped(leaf):
+            raise ValueError(
+                f"vmap({name}, ...): `{name}` can not return a BatchedTensor when "
+                "out_dim is None"
+            )
+        return leaf
+
+    def _out_dims(self, result: Any, layout: Layout) -> tuple[list[Any], list[Any]]:
+        """Return for every tensor of the result, and every tree, where the dim goes."""
+        out_dims = self.out_dims
+        given: list[Any] | None
+        if isinstance(out_dims, int):
+            given = [out_dims] * len(layout.items)
+        elif isinstance(result, torch.Tensor) and isinstance(out_dims, tuple):
+            given = list(out_dims) if len(out_dims) == 1 else None
+        else:
+            given = _broadcast(out_dims, result)
+        dims: list[Any] = []
+        of_trees: list[Any] = []
+        if given is None:
+            raise self._incompatible(result)
+        for item, dim in zip(layout.items, given, strict=True):
+            if isinstance(item, Node) and isinstance(dim, Node):
+                if not item._schema.matches(dim._schema):
+                    raise self._incompatible(result)
+                pairs = zip(item._leaves, dim._leaves, strict=True)
+                own = [_position(leaf, at) for leaf, at in pairs]
+                dims += own
+                of_trees.append(_common(own))
+            elif dim is not None and not isinstance(dim, int):
+                raise self._incompatible(result)
+            elif isinstance(item, Node):
+                at = _position(item, dim)
+                dims += [at] * item._schema.n
+                of_trees.append(at)
+            else:
+                dims.append(_position(item, dim))
+        return dims, of_trees
+
+    def _incompatible(self, result: Any) -> Exception:
+        return ValueError(
+            f"vmap({_name(self.func)}, ..., out_dims={self.out_dims})(<inputs>): "
+            "out_dims is not compatible with the structure of `outputs`. out_dims has "
+            f"structure {pytree.tree_structure(self.out_dims)} but outputs has "
+            f"structure {pytree.tree_structure(result)}."
         )
 
-    def _out_dims(self, result: Any, layout: Layout) -> list[Any]:
-        """Return for every tensor and tree of the result where the dim goes."""
-        given: list[Any] | None
-        if isinstance(self.out_dims, int):
-            given = [self.out_dims] * len(layout.items)
-        else:
-            given = _broadcast(self.out_dims, result)
-        if given is None:
-            raise ValueError(
-                f"vmap({_name(self.func)}, ..., out_dims={self.out_dims})(<inputs>): "
-                "out_dims is not compatible with the structure of `outputs`."
-            )
-        dims: list[Any] = []
-        for item, dim in zip(layout.items, given, strict=True):
-            if dim is None or not isinstance(item, (torch.Tensor, Node)):
-                dims.append(dim)
-                continue
-            count = item.dim() + 1
-            if type(dim) is not int or not -count <= dim < count:
-                what = "batch size" if isinstance(item, Node) else "shape"
-                raise ShapeError(
-                    f"the mapped dim can not go to {dim!r}",
-                    expected=f"{-count} to {count - 1}",
-                    got=f"a result of {what} {list(item.shape)}",
-                )
-            dims.append(dim % count)
-        return dims
-
     def _result(
-        self, leaves: Sequence[Any], layout: Layout, dims: Sequence[Any]
+        self, leaves: Sequence[Any], layout: Layout, of_trees: Sequence[Any]
     ) -> Any:
         if layout.flat:
             return layout.rebuilt(leaves)
-        pairs = zip(layout.items, dims, strict=True)
-        of_trees = iter([dim for item, dim in pairs if is_tree(item)])
+        dims = iter(of_trees)
 
-        def resized(tree: Any) -> tuple[torch.Size, Any]:
-            dim = next(of_trees)
+        def resized(tree: Any) -> tuple[torch.Size | None, Any]:
+            dim = next(dims)
             if dim is None:
                 return tree.batch_size, tree._names
+            if dim is _MIXED:
+                return None, tree._names
             return with_dim(tree, dim, self.size, self.name)
 
         return layout.rebuilt(leaves, resized)
@@ -312,7 +328,7 @@ class _Call:
             self.dims.append(0)
             mapped = [len(self.dims) - 1]
         count = sum(self.layout.counts)
-        kept: list[tuple[Layout, list[Any], list[Any]]] = []
+        kept: list[tuple[Layout, list[Any], list[Any], list[Any]]] = []
 
         def call(*given: Any) -> tuple[Any, ...]:
             leaves = list(self.leaves)
@@ -320,10 +336,15 @@ class _Call:
                 leaves[i] = leaf
             result = self.func(*self._arguments(leaves[:count]), **kwargs)
             out, layout = flatten(result)
-            dims = self._out_dims(result, layout)
-            kept.append((layout, dims, out))
-            flat = zip(out, layout.spread(dims), strict=True)
-            return tuple([leaf for leaf, dim in flat if dim is not None])
+            dims, of_trees = self._out_dims(result, layout)
+            kept.append((layout, dims, of_trees, out))
+            moved: list[torch.Tensor] = []
+            for leaf, dim in zip(out, dims, strict=True):
+                if dim is None or not isinstance(leaf, torch.Tensor):
+                    self._kept(leaf, dim)
+                else:
+                    moved.append(leaf)
+            return tuple(moved)
 
         tensors = torch.vmap(
             call,
@@ -332,12 +353,12 @@ class _Call:
             randomness,
             chunk_size=chunk_size,
         )(*[self.leaves[i] for i in mapped])
-        layout, dims, out = kept[-1]
+        layout, dims, of_trees, out = kept[-1]
         moved = iter(tensors)
-        for i, dim in enumerate(layout.spread(dims)):
+        for i, dim in enumerate(dims):
             if dim is not None:
                 out[i] = next(moved).movedim(0, dim)
-        return self._result(out, layout, dims)
+        return self._result(out, layout, of_trees)
 
 
 class _Mixed:
@@ -347,13 +368,33 @@ class _Mixed:
 _MIXED = _Mixed()
 
 
-@contextmanager
-def _level(size: int, randomness: str) -> Generator[int]:
-    level = _torch.enter_vmap(size, randomness)
-    try:
-        yield level
-    finally:
-        _torch.leave_vmap()
+def _common(dims: Sequence[Any]) -> Any:
+    """Return the dim that all leaves have, or that they have different ones."""
+    return dims[0] if len(set(dims)) == 1 else _MIXED
+
+
+def _position(value: Any, dim: int | None) -> int | None:
+    """Return where among the dims of a result one more goes, as an int >= 0.
+
+    Raises:
+        ShapeError: the batch size of a tree has no such place.
+        IndexError: nor has a tensor; torch's error.
+    """
+    if dim is None or not isinstance(value, (torch.Tensor, Node)):
+        return dim
+    count = value.dim() + 1
+    if -count <= dim < count:
+        return dim % count
+    if isinstance(value, Node):
+        raise ShapeError(
+            f"the mapped dim can not go to {dim}",
+            expected=f"{-count} to {count - 1}",
+            got=f"a result of batch size {list(value.batch_size)}",
+        )
+    raise IndexError(
+        f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], "
+        f"but got {dim})"
+    )
 
 
 def _broadcast(prefix: Any, value: Any) -> list[Any] | None:
@@ -385,5 +426,7 @@ def _repeated(leaf: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return wide.expand(*wide.shape[:dim], size, *wide.shape[dim + 1 :])
 
 
-def _name(func: Callable[..., Any]) -> str:
-    return getattr(func, "__name__", repr(func))
+def _name(func: Any) -> str:
+    if isinstance(func, partial):
+        return f"functools.partial({_name(func.func)}, ...)"
+    return getattr(func, "__name__", None) or repr(func)
