@@ -312,7 +312,9 @@ def _names(wrt: Wrt, path: Path) -> bool:
         return as_path(wrt) == path
     if isinstance(wrt, (list, set, frozenset)):
         return any([as_path(key) == path for key in wrt])
-    return isinstance(wrt, Mapping) and bool(wrt.get(path))
+    if not isinstance(wrt, Mapping):
+        return False
+    return any([as_path(key) == path and bool(on) for key, on in wrt.items()])
 
 
 def _part(tree: Node, grads: list[Any], chosen: list[bool]) -> Any:
