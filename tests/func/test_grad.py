@@ -1,5 +1,9 @@
 """`tdfunc.grad` and `grad_and_value` against torch's, and what they add for trees."""
 
+# Functions that are transformed have the arguments that the transform wants, and a
+# transform is applied inside what is compiled, not before it:
+# ruff: noqa: ARG001, ARG004, ARG005, PLW0108
+
 from __future__ import annotations
 
 import gc
@@ -95,38 +99,38 @@ def cubes(x: torch.Tensor) -> torch.Tensor:
 
 
 NESTED: dict[str, Callable[[Any, Any], Any]] = {
-    "grad": lambda G, H: G(cubes),
-    "grad of grad": lambda G, H: G(lambda x: H(cubes)(x).sum()),
-    "grad of grad of grad": lambda G, H: G(
-        lambda x: H(lambda x: G(cubes)(x).sum())(x).sum()
+    "grad": lambda g, h: g(cubes),
+    "grad of grad": lambda g, h: g(lambda x: h(cubes)(x).sum()),
+    "grad of grad of grad": lambda g, h: g(
+        lambda x: h(lambda x: g(cubes)(x).sum())(x).sum()
     ),
-    "map of grad": lambda G, H: torch.vmap(G(lambda r: r.sin().sum())),
-    "grad of map": lambda G, H: G(lambda x: torch.vmap(torch.sin)(x).sum()),
-    "map of grad of grad": lambda G, H: torch.vmap(
-        G(lambda r: H(lambda r: (r**3).sum())(r).sum())
+    "map of grad": lambda g, h: torch.vmap(g(lambda r: r.sin().sum())),
+    "grad of map": lambda g, h: g(lambda x: torch.vmap(torch.sin)(x).sum()),
+    "map of grad of grad": lambda g, h: torch.vmap(
+        g(lambda r: h(lambda r: (r**3).sum())(r).sum())
     ),
-    "grad of map of grad": lambda G, H: G(
-        lambda x: torch.vmap(H(lambda r: (r**3).sum()))(x).sum()
+    "grad of map of grad": lambda g, h: g(
+        lambda x: torch.vmap(h(lambda r: (r**3).sum()))(x).sum()
     ),
-    "jvp": lambda G, H: lambda x: T.jvp(G(cubes), (x,), (x.cos(),)),
-    "vjp": lambda G, H: lambda x: T.vjp(G(cubes), x)[1](x.cos()),
-    "jacfwd": lambda G, H: T.jacfwd(G(cubes)),
-    "jacrev": lambda G, H: T.jacrev(G(cubes)),
-    "jacfwd of jacrev": lambda G, H: T.jacfwd(T.jacrev(G(cubes))),
-    "jvp of grad of grad": lambda G, H: (
-        lambda x: T.jvp(G(lambda x: H(cubes)(x).sum()), (x,), (x,))
+    "jvp": lambda g, h: lambda x: T.jvp(g(cubes), (x,), (x.cos(),)),
+    "vjp": lambda g, h: lambda x: T.vjp(g(cubes), x)[1](x.cos()),
+    "jacfwd": lambda g, h: T.jacfwd(g(cubes)),
+    "jacrev": lambda g, h: T.jacrev(g(cubes)),
+    "jacfwd of jacrev": lambda g, h: T.jacfwd(T.jacrev(g(cubes))),
+    "jvp of grad of grad": lambda g, h: (
+        lambda x: T.jvp(g(lambda x: h(cubes)(x).sum()), (x,), (x,))
     ),
-    "grad of a jvp": lambda G, H: G(
+    "grad of a jvp": lambda g, h: g(
         lambda x: T.jvp(lambda x: x.sin(), (x,), (x.cos(),))[1].sum()
     ),
-    "of what an outer one differentiates": lambda G, H: G(
-        lambda x: H(lambda y: (x * y**2).sum())(x.cos()).sum()
+    "of what an outer one differentiates": lambda g, h: g(
+        lambda x: h(lambda y: (x * y**2).sum())(x.cos()).sum()
     ),
-    "which an outer one does not need": lambda G, H: G(
-        lambda x: x.sum() + H(lambda y: (y**2).sum())(torch.ones(2)).sum()
+    "which an outer one does not need": lambda g, h: g(
+        lambda x: x.sum() + h(lambda y: (y**2).sum())(torch.ones(2)).sum()
     ),
-    "functionalized": lambda G, H: T.functionalize(G(cubes)),
-    "linearized": lambda G, H: lambda x: T.linearize(G(cubes), x)[1](x),
+    "functionalized": lambda g, h: T.functionalize(g(cubes)),
+    "linearized": lambda g, h: lambda x: T.linearize(g(cubes), x)[1](x),
 }
 
 
@@ -150,12 +154,12 @@ def test_derivatives_of_trees_nest() -> None:
     def loss(t: Any) -> torch.Tensor:
         return (t["x"] ** 4).sum() * t["n"]["y"].cos().prod()
 
-    def twice(G: Any) -> Any:
-        return G(lambda t: energy(G(loss)(t)))
+    def twice(g: Any) -> Any:
+        return g(lambda t: energy(g(loss)(t)))
 
     assert_same(tdfunc.grad(loss)(td), T.grad(loss)(tensors))
     assert_same(twice(tdfunc.grad)(td), twice(T.grad)(tensors))
-    thrice = [G(lambda t, G=G: energy(twice(G)(t))) for G in (tdfunc.grad, T.grad)]
+    thrice = [g(lambda t, g=g: energy(twice(g)(t))) for g in (tdfunc.grad, T.grad)]
     assert_same(thrice[0](td), thrice[1](tensors))
 
 
@@ -196,36 +200,36 @@ def test_more_results_pass_through() -> None:
 class Outside:
     """A gradient, and someone around who differentiates it, or not."""
 
-    def __init__(self, G: Any) -> None:
-        self.G = G
+    def __init__(self, g: Any) -> None:
+        self.g = g
         self.x = floats(3).requires_grad_()
         self.c = (floats(3) + 2).requires_grad_()
 
     def of_the_argument(self) -> Any:
-        grad = self.G(lambda x: (x**3).sum())(self.x)
+        grad = self.g(lambda x: (x**3).sum())(self.x)
         return grad, torch.autograd.grad(grad.sum(), self.x)
 
     def of_a_tree(self) -> Any:
         td = TensorDict({"x": self.x}, 3)
-        grad = self.G(lambda t: (t["x"] ** 3 * t["x"].cos()).sum())(td)["x"]
+        grad = self.g(lambda t: (t["x"] ** 3 * t["x"].cos()).sum())(td)["x"]
         return grad, torch.autograd.grad(grad.sum(), self.x)
 
     def of_another_argument(self) -> Any:
-        grad = self.G(lambda x, c: (x**3 * c).sum())(floats(3), self.c)
+        grad = self.g(lambda x, c: (x**3 * c).sum())(floats(3), self.c)
         return grad, torch.autograd.grad(grad.sum(), self.c)
 
     def of_a_keyword(self) -> Any:
-        grad = self.G(lambda x, c=None: (x**3 * c).sum())(floats(3), c=self.c)
+        grad = self.g(lambda x, c=None: (x**3 * c).sum())(floats(3), c=self.c)
         return grad, torch.autograd.grad(grad.sum(), self.c)
 
     def of_the_closure(self) -> Any:
-        grad = self.G(lambda x: (x**3 * self.c).sum())(floats(3))
+        grad = self.g(lambda x: (x**3 * self.c).sum())(floats(3))
         return grad, torch.autograd.grad(grad.sum(), self.c)
 
     def of_a_module(self) -> Any:
         torch.manual_seed(0)
         net = torch.nn.Linear(3, 2).double()
-        grad = self.G(lambda x: net(x).pow(2).sum())(floats(3))
+        grad = self.g(lambda x: net(x).pow(2).sum())(floats(3))
         return grad, torch.autograd.grad(grad.sum(), list(net.parameters()))
 
     def of_the_value(self) -> Any:
@@ -237,50 +241,50 @@ class Outside:
         return torch.autograd.grad(both(floats(3))[1][1].sum(), self.c)
 
     def twice(self) -> Any:
-        grad = self.G(lambda x: (x**4 * self.c**2).sum())(self.x)
+        grad = self.g(lambda x: (x**4 * self.c**2).sum())(self.x)
         (one,) = torch.autograd.grad(grad.sum(), self.x, create_graph=True)
         return torch.autograd.grad(one.sum(), [self.c, self.x])
 
     def kept(self) -> Any:
-        grad = self.G(lambda x: (x**3 * self.c).sum())(floats(3))
+        grad = self.g(lambda x: (x**3 * self.c).sum())(floats(3))
         once = torch.autograd.grad(grad.sum(), self.c, retain_graph=True)
         return once, torch.autograd.grad(grad.sum(), self.c)
 
     def through_vmap(self) -> Any:
-        grads = torch.vmap(self.G(lambda x: (x**3 * self.c).sum()))(floats(2, 3))
+        grads = torch.vmap(self.g(lambda x: (x**3 * self.c).sum()))(floats(2, 3))
         return grads, torch.autograd.grad(grads.sum(), self.c)
 
     def through_vmap_of_the_argument(self) -> Any:
         x = floats(2, 3).requires_grad_()
-        grads = tdfunc.vmap(self.G(lambda x: (x**3).sum()))(x)
+        grads = tdfunc.vmap(self.g(lambda x: (x**3).sum()))(x)
         return grads, torch.autograd.grad(grads.sum(), x)
 
     def forward(self) -> Any:
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(floats(3), floats(3).cos())
-            grad = self.G(lambda x: (x**3).sum())(dual)
+            grad = self.g(lambda x: (x**3).sum())(dual)
             return tuple(forward_ad.unpack_dual(grad))
 
     def forward_of_the_closure(self) -> Any:
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(floats(3), floats(3).cos())
-            grad = self.G(lambda x: (x**3 * dual).sum())(floats(3))
+            grad = self.g(lambda x: (x**3 * dual).sum())(floats(3))
             return tuple(forward_ad.unpack_dual(grad))
 
     def independent(self) -> Any:
-        return self.G(lambda x: self.c.sum().detach())(floats(3))
+        return self.g(lambda x: self.c.sum().detach())(floats(3))
 
     def independent_but_followed(self) -> Any:
-        grad = self.G(lambda x: self.c.sum())(floats(3))
+        grad = self.g(lambda x: self.c.sum())(floats(3))
         return grad, grad.requires_grad
 
     def partly_independent(self) -> Any:
         args = (floats(3), floats(2))
-        return self.G(lambda x, y: (x**2).sum(), (0, 1))(*args)
+        return self.g(lambda x, y: (x**2).sum(), (0, 1))(*args)
 
     def without_graph(self) -> Any:
         with torch.no_grad():
-            grad = self.G(lambda x: (x**3 * self.c).sum())(self.x)
+            grad = self.g(lambda x: (x**3 * self.c).sum())(self.x)
         return grad, grad.requires_grad
 
     def without_graph_inside(self) -> Any:
@@ -289,7 +293,7 @@ class Outside:
                 cut = x**2
             return (x * cut).sum()
 
-        grad = self.G(fn)(self.x)
+        grad = self.g(fn)(self.x)
         return grad, grad.requires_grad
 
     def nothing_outside(self) -> Any:
@@ -300,7 +304,7 @@ class Outside:
         def fn(x: torch.Tensor) -> torch.Tensor:
             return x.clone().mul_(x).add_(self.c).sum()
 
-        grad = self.G(fn)(self.x)
+        grad = self.g(fn)(self.x)
         return grad, torch.autograd.grad(grad.sum(), self.x)
 
     def gradient_inside(self) -> Any:
@@ -309,7 +313,7 @@ class Outside:
             (inner,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             return (inner * y).sum()
 
-        grad = self.G(fn)(self.x)
+        grad = self.g(fn)(self.x)
         return grad, torch.autograd.grad(grad.sum(), self.x)
 
     def hooked(self) -> Any:
@@ -318,15 +322,15 @@ class Outside:
             y.register_hook(lambda g: g * 10)
             return (y**2).sum()
 
-        return self.G(fn)(floats(3))
+        return self.g(fn)(floats(3))
 
     def complex(self) -> Any:
         z = torch.complex(floats(3), floats(3).cos())
-        return self.G(lambda z: (z * z.conj()).real.sum())(z)
+        return self.g(lambda z: (z * z.conj()).real.sum())(z)
 
     def both(self, fn: Any, **options: Any) -> Any:
         functions = {tdfunc.grad: tdfunc.grad_and_value, T.grad: T.grad_and_value}
-        return functions[self.G](fn, **options)
+        return functions[self.g](fn, **options)
 
 
 OUTSIDE = [k for k in vars(Outside) if not k.startswith("_") and k != "both"]
@@ -341,11 +345,11 @@ def test_who_is_outside_gets_what_torch_gives(name: str) -> None:
 def test_compiled_autograd_outside_is_let_alone() -> None:
     x = floats(3).requires_grad_()
 
-    def fn(G: Any) -> Any:
+    def fn(g: Any) -> Any:
         with torch._dynamo.compiled_autograd._enable(
             torch.compile(backend="eager", fullgraph=True)
         ):
-            grad = G(lambda x: (x**3).sum())(x)
+            grad = g(lambda x: (x**3).sum())(x)
         return grad, torch.autograd.grad(grad.sum(), x)
 
     assert_same(fn(tdfunc.grad), fn(T.grad))
@@ -398,35 +402,35 @@ def square(x: torch.Tensor) -> torch.Tensor:
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
-    "no scalar": lambda G: G(lambda x: x)(floats(3)),
-    "one element": lambda G: G(lambda x: x[:1])(floats(3)),
-    "a number": lambda G: G(lambda x: 3)(floats(3)),
-    "a tuple": lambda G: G(lambda x: (x.sum(), x))(floats(3)),
-    "None": lambda G: G(lambda x: None)(floats(3)),
-    "no pair": lambda G: G(square, has_aux=True)(floats(3)),
-    "a list of two": lambda G: G(lambda x: [x.sum(), x], has_aux=True)(floats(3)),
-    "aux is no tensor": lambda G: G(lambda x: (x.sum(), 3), has_aux=True)(floats(3)),
-    "aux is None": lambda G: G(lambda x: (x.sum(), None), has_aux=True)(floats(3)),
-    "integers": lambda G: G(square)(torch.arange(3)),
-    "integers in a dict": lambda G: G(square)({"x": torch.arange(3)}),
-    "text": lambda G: G(square)("a"),
-    "a number in a tuple": lambda G: G(square)((floats(3), 3)),
-    "nothing": lambda G: G(square)(),
-    "no such argument": lambda G: G(square, 2)(floats(3)),
-    "no such argument, negative": lambda G: G(square, -2)(floats(3)),
-    "no such arguments": lambda G: G(square, (0, 1))(floats(3)),
-    "one twice": lambda G: G(pair, (0, 0))(floats(3), floats(3)),
-    "one twice, negative": lambda G: G(pair, (0, -2))(floats(3), floats(3)),
-    "none chosen": lambda G: G(square, ())(floats(3)),
-    "argnums is text": lambda G: G(square, "0")(floats(3)),
-    "argnums is a list": lambda G: G(square, [0])(floats(3)),
-    "argnums of text": lambda G: G(square, ("0",))(floats(3)),
-    "a complex result": lambda G: G(lambda x: x.sum())(
+    "no scalar": lambda g: g(lambda x: x)(floats(3)),
+    "one element": lambda g: g(lambda x: x[:1])(floats(3)),
+    "a number": lambda g: g(lambda x: 3)(floats(3)),
+    "a tuple": lambda g: g(lambda x: (x.sum(), x))(floats(3)),
+    "None": lambda g: g(lambda x: None)(floats(3)),
+    "no pair": lambda g: g(square, has_aux=True)(floats(3)),
+    "a list of two": lambda g: g(lambda x: [x.sum(), x], has_aux=True)(floats(3)),
+    "aux is no tensor": lambda g: g(lambda x: (x.sum(), 3), has_aux=True)(floats(3)),
+    "aux is None": lambda g: g(lambda x: (x.sum(), None), has_aux=True)(floats(3)),
+    "integers": lambda g: g(square)(torch.arange(3)),
+    "integers in a dict": lambda g: g(square)({"x": torch.arange(3)}),
+    "text": lambda g: g(square)("a"),
+    "a number in a tuple": lambda g: g(square)((floats(3), 3)),
+    "nothing": lambda g: g(square)(),
+    "no such argument": lambda g: g(square, 2)(floats(3)),
+    "no such argument, negative": lambda g: g(square, -2)(floats(3)),
+    "no such arguments": lambda g: g(square, (0, 1))(floats(3)),
+    "one twice": lambda g: g(pair, (0, 0))(floats(3), floats(3)),
+    "one twice, negative": lambda g: g(pair, (0, -2))(floats(3), floats(3)),
+    "none chosen": lambda g: g(square, ())(floats(3)),
+    "argnums is text": lambda g: g(square, "0")(floats(3)),
+    "argnums is a list": lambda g: g(square, [0])(floats(3)),
+    "argnums of text": lambda g: g(square, ("0",))(floats(3)),
+    "a complex result": lambda g: g(lambda x: x.sum())(
         torch.ones(2, dtype=torch.complex64)
     ),
-    "raised inside": lambda G: G(lambda x: {}["key"])(floats(3)),
-    "unknown keyword": lambda G: G(square)(floats(3), power=2),
-    "in place": lambda G: G(lambda x: x.exp_().sum())(floats(3)),
+    "raised inside": lambda g: g(lambda x: {}["key"])(floats(3)),
+    "unknown keyword": lambda g: g(square)(floats(3), power=2),
+    "in place": lambda g: g(lambda x: x.exp_().sum())(floats(3)),
 }
 
 
@@ -457,16 +461,16 @@ def test_an_error_leaves_the_mode_of_gradients_and_hooks_as_they_were() -> None:
 
 
 def test_saved_tensor_hooks_are_refused_as_by_torch() -> None:
-    def inside(G: Any) -> Any:
+    def inside(g: Any) -> Any:
         def fn(x: torch.Tensor) -> torch.Tensor:
             with torch.autograd.graph.save_on_cpu():
                 return (x**2).sum()
 
-        return G(fn)(floats(3))
+        return g(fn)(floats(3))
 
-    def around(G: Any) -> Any:
+    def around(g: Any) -> Any:
         with torch.autograd.graph.save_on_cpu():
-            return G(square)(floats(3))
+            return g(square)(floats(3))
 
     for call in (inside, around):
         got = outcome(lambda: call(tdfunc.grad))  # noqa: B023
@@ -524,11 +528,11 @@ def test_wrt_errors() -> None:
     for wrt in ("step", ["step"], {"step": True}):
         with pytest.raises(OptionError, match=r"td\['step'\].*float.*int64"):
             tdfunc.grad(norm, wrt=wrt)(td)
-    with pytest.raises(OptionError, match=r"nothing that has a gradient.*\['one'\]"):
+    with pytest.raises(OptionError, match=r"nothing that has a gradient.*'one', 'b'"):
         tdfunc.grad(norm, wrt=lambda p, x: False)(td)
-    with pytest.raises(OptionError, match="expected argnums=0.*argnums=1"):
+    with pytest.raises(OptionError, match=r"expected argnums=0.*argnums=1"):
         tdfunc.grad(norm, 1, wrt="one")
-    with pytest.raises(OptionError, match="a tree as first argument.*dict"):
+    with pytest.raises(OptionError, match=r"a tree as first argument.*dict"):
         tdfunc.grad(norm, wrt="one")({"one": floats(2)})
     text = TensorDict({"x": floats(2), "r": ["a", "b"]}, 2)
     with pytest.raises(OptionError, match=r"td\['r'\]"):

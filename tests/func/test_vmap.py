@@ -1,5 +1,9 @@
 """`tdfunc.vmap` against `torch.vmap`, and against what it adds for trees."""
 
+# Functions that are transformed have the arguments that the transform wants, and a
+# transform is applied inside what is compiled, not before it:
+# ruff: noqa: ARG001, ARG004, ARG005, PLW0108
+
 from __future__ import annotations
 
 import functools
@@ -81,19 +85,19 @@ def test_inputs_are_only_read(name: str) -> None:
 
 
 NESTED: dict[str, Callable[[Any, Any], Any]] = {
-    "map of map": lambda V, W: V(W(lambda x: x.cumsum(0) * 2)),
-    "over other dims": lambda V, W: V(W(lambda x: x.cumsum(0), 1, 1), 1, 1),
-    "map of grad": lambda V, W: V(V(torch.func.grad(lambda x: x.sin().sum()))),
-    "gradient inside": lambda V, W: V(tdfunc.grad(lambda x: (W(torch.sin)(x)).sum())),
-    "jacobian inside": lambda V, W: V(torch.func.jacfwd(W(torch.sin))),
-    "map inside torch's grad": lambda V, W: torch.func.grad(
-        lambda x: V(W(lambda r: r.sin().sum()))(x).sum()
+    "map of map": lambda v, w: v(w(lambda x: x.cumsum(0) * 2)),
+    "over other dims": lambda v, w: v(w(lambda x: x.cumsum(0), 1, 1), 1, 1),
+    "map of grad": lambda v, w: v(v(torch.func.grad(lambda x: x.sin().sum()))),
+    "gradient inside": lambda v, w: v(tdfunc.grad(lambda x: (w(torch.sin)(x)).sum())),
+    "jacobian inside": lambda v, w: v(torch.func.jacfwd(w(torch.sin))),
+    "map inside torch's grad": lambda v, w: torch.func.grad(
+        lambda x: v(w(lambda r: r.sin().sum()))(x).sum()
     ),
-    "map inside torch's jacobian": lambda V, W: torch.func.jacrev(
-        lambda x: V(lambda r: W(lambda e: e * e.sum())(r))(x).sum(-1)
+    "map inside torch's jacobian": lambda v, w: torch.func.jacrev(
+        lambda x: v(lambda r: w(lambda e: e * e.sum())(r))(x).sum(-1)
     ),
-    "closing over a mapped value": lambda V, W: V(
-        lambda x: W(lambda r: r * x.sum())(x)
+    "closing over a mapped value": lambda v, w: v(
+        lambda x: w(lambda r: r * x.sum())(x)
     ),
 }
 
@@ -125,7 +129,6 @@ DIMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ({"a": {"c": floats(2, 3), "d": [floats(1, 3)]}, "b": {"e": 3}},),
     ),
     "dims of size 1": (-2, (floats(1, 1), floats(3, 1, 2))),
-    "no rows": (0, (torch.zeros(0, 3), torch.zeros(0, 2))),
 }
 
 
@@ -220,50 +223,50 @@ def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor
 
 
-class Callable_:
+class Nameless:
     """A function without a name."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
     def __repr__(self) -> str:
-        return "Callable_()"
+        return "Nameless()"
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
-    "nothing to map": lambda V: V(one)(),
-    "no tensors": lambda V: V(one)(3),
-    "a number": lambda V: V(one)(floats(3), 3),
-    "a text, by its own dim": lambda V: V(one, (0, 0))(floats(3), "a"),
-    "all None": lambda V: V(one, (None,))(floats(3)),
-    "too few in_dims": lambda V: V(one, (0,))(floats(3), floats(3)),
-    "a list": lambda V: V(one, [0])(floats(3)),
-    "no dim": lambda V: V(one, "x")(floats(3)),
-    "a float": lambda V: V(one, (1.0,))(floats(3)),
-    "another structure": lambda V: V(one, ((0, 0),))([floats(3), floats(3)]),
-    "too large": lambda V: V(one, 1)(floats(3)),
-    "too small": lambda V: V(one, -2)(floats(3)),
-    "no dims at all": lambda V: V(one)(torch.tensor(1.0)),
-    "sizes differ": lambda V: V(one, (0, 1))(floats(3), floats(3, 2)),
-    "an object without name": lambda V: V(Callable_(), 4)(floats(3)),
-    "a partial": lambda V: V(functools.partial(scaled, factor=2), 4)(floats(3)),
-    "returns a number": lambda V: V(lambda x: 3)(floats(3)),
-    "returns None": lambda V: V(lambda x: (x, None))(floats(3)),
-    "out_dims is text": lambda V: V(one, 0, "a")(floats(3)),
-    "out_dims too many": lambda V: V(one, 0, (0, 0))(floats(3)),
-    "out_dims of another structure": lambda V: V(lambda x: (x, x), 0, {"a": 0})(
+    "nothing to map": lambda v: v(one)(),
+    "no tensors": lambda v: v(one)(3),
+    "a number": lambda v: v(one)(floats(3), 3),
+    "a text, by its own dim": lambda v: v(one, (0, 0))(floats(3), "a"),
+    "all None": lambda v: v(one, (None,))(floats(3)),
+    "too few in_dims": lambda v: v(one, (0,))(floats(3), floats(3)),
+    "a list": lambda v: v(one, [0])(floats(3)),
+    "no dim": lambda v: v(one, "x")(floats(3)),
+    "a float": lambda v: v(one, (1.0,))(floats(3)),
+    "another structure": lambda v: v(one, ((0, 0),))([floats(3), floats(3)]),
+    "too large": lambda v: v(one, 1)(floats(3)),
+    "too small": lambda v: v(one, -2)(floats(3)),
+    "no dims at all": lambda v: v(one)(torch.tensor(1.0)),
+    "sizes differ": lambda v: v(one, (0, 1))(floats(3), floats(3, 2)),
+    "an object without name": lambda v: v(Nameless(), 4)(floats(3)),
+    "a partial": lambda v: v(functools.partial(scaled, factor=2), 4)(floats(3)),
+    "returns a number": lambda v: v(lambda x: 3)(floats(3)),
+    "returns None": lambda v: v(lambda x: (x, None))(floats(3)),
+    "out_dims is text": lambda v: v(one, 0, "a")(floats(3)),
+    "out_dims too many": lambda v: v(one, 0, (0, 0))(floats(3)),
+    "out_dims of another structure": lambda v: v(lambda x: (x, x), 0, {"a": 0})(
         floats(3)
     ),
-    "out_dims None of what is mapped": lambda V: V(one, 0, None)(floats(3)),
-    "out_dims too large": lambda V: V(one, 0, 2)(floats(3)),
-    "out_dims too small": lambda V: V(one, 0, -3)(floats(3, 2)),
-    "branch": lambda V: V(branch)(floats(3)),
-    "item": lambda V: V(lambda x: x.item())(floats(3)),
-    "random": lambda V: V(lambda x: x + torch.randn(()))(floats(3)),
-    "no such randomness": lambda V: V(one, randomness="yes")(floats(3)),
-    "chunks of none": lambda V: V(one, chunk_size=0)(floats(3)),
-    "raised inside": lambda V: V(lambda x: x / (1 // 0))(floats(3)),
-    "in place": lambda V: V(lambda x: torch.zeros(2).add_(x))(floats(3)),
+    "out_dims None of what is mapped": lambda v: v(one, 0, None)(floats(3)),
+    "out_dims too large": lambda v: v(one, 0, 2)(floats(3)),
+    "out_dims too small": lambda v: v(one, 0, -3)(floats(3, 2)),
+    "branch": lambda v: v(branch)(floats(3)),
+    "item": lambda v: v(lambda x: x.item())(floats(3)),
+    "random": lambda v: v(lambda x: x + torch.randn(()))(floats(3)),
+    "no such randomness": lambda v: v(one, randomness="yes")(floats(3)),
+    "chunks of none": lambda v: v(one, chunk_size=0)(floats(3)),
+    "raised inside": lambda v: v(lambda x: x / (1 // 0))(floats(3)),
+    "in place": lambda v: v(lambda x: torch.zeros(2).add_(x))(floats(3)),
 }
 
 
@@ -410,8 +413,8 @@ def test_results_of_single_leaves_go_where_their_dims_say() -> None:
         out = tdfunc.vmap(lambda t: t * 2, out_dims=places, **options)(td)
         assert_same(out["x"], ramp(3, 2) * 2)
         assert_same(out["y"], ramp(3, 2).T * 2)
+    wrong = pytree.tree_unflatten([0, 5], pytree.tree_structure(td))
     with pytest.raises(IndexError, match=r"range of \[-2, 1\], but got 5"):
-        wrong = pytree.tree_unflatten([0, 5], pytree.tree_structure(td))
         tdfunc.vmap(lambda t: t, out_dims=wrong)(td)
 
 
@@ -440,6 +443,14 @@ def test_trees_without_leaves_tell_their_size(how: str) -> None:
     assert out.batch_size == (3, 4)
     assert out["s"] == "text"
     assert_same(ones, torch.ones(3, 2))
+
+
+def test_no_rows_give_no_rows() -> None:
+    td = TensorDict({"x": torch.zeros(0, 2), "n": {"y": torch.zeros(0)}}, 0)
+    out = tdfunc.vmap(lambda t: t * 2)(td)
+    assert out.batch_size == (0,)
+    assert_same(out, td)
+    assert_same(tdfunc.vmap(torch.sin)(td["x"]), torch.vmap(torch.sin)(td["x"]))
 
 
 def test_what_is_the_same_for_all_rows_comes_back_expanded() -> None:

@@ -38,10 +38,13 @@ def assert_same(got: Any, expected: Any, *, exact: bool = True) -> None:
 def plain(value: Any) -> Any:
     """Return a pytree with dicts of tensors, sorted, in the place of trees."""
     if isinstance(value, TensorDict):
+        tensors = value.keys(leaves_only=True)
+        kept = [(k, value[k]) for k in sorted(value.keys())]
         parts = {
-            key: plain(value[key])
-            for key in sorted(value.keys())
-            if isinstance(value[key], (torch.Tensor, TensorDict))
+            k: plain(v)
+            for k, v in kept
+            if isinstance(v, TensorDict)
+            or (k in tensors and isinstance(v, torch.Tensor))
         }
         return {k: v for k, v in parts.items() if not isinstance(v, dict) or v}
     if isinstance(value, dict):
