@@ -187,6 +187,8 @@ def flatten(values: Any) -> tuple[list[Any], Layout]:
         [isinstance(x, _Tensor) or is_tree(x) for x in values]
     ):
         items, spec = pytree.tree_flatten(values, is_leaf=is_tree)
+        if len(items) == 1 and items[0] is values:
+            spec = _ONE
     layout = Layout(spec, items)
     if layout.flat:
         return list(items), layout

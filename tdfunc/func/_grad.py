@@ -270,12 +270,12 @@ class _Call:
 
 
 def _picked(layout: Layout, wrt: Wrt) -> list[bool]:
-    tree = layout.items[0]
-    if len(layout.items) != 1 or not is_tree(tree):
+    tree = layout.items[0] if len(layout.items) == 1 else None
+    if not is_tree(tree):
         raise OptionError(
             "wrt chooses leaves of a tree",
             expected="a tree as first argument",
-            got=type(tree).__name__,
+            got=type(layout.around(layout.items)).__name__,
             fix="argnums=0 differentiates the whole argument",
         )
     chosen = decided(tree, _as_predicate(wrt))

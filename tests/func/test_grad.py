@@ -2,7 +2,7 @@
 
 # Functions that are transformed have the arguments that the transform wants, and a
 # transform is applied inside what is compiled, not before it:
-# ruff: noqa: ARG001, ARG004, ARG005, PLW0108
+# ruff: noqa: ARG004, ARG005, PLW0108
 
 from __future__ import annotations
 

@@ -446,7 +446,7 @@ def test_trees_without_leaves_tell_their_size(how: str) -> None:
 
 
 def test_no_rows_give_no_rows() -> None:
-    td = TensorDict({"x": torch.zeros(0, 2), "n": {"y": torch.zeros(0)}}, 0)
+    td = TensorDict({"x": torch.zeros(0, 2), "n": {"y": torch.zeros(0, 1)}}, 0)
     out = tdfunc.vmap(lambda t: t * 2)(td)
     assert out.batch_size == (0,)
     assert_same(out, td)
