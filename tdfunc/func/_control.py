@@ -27,7 +27,7 @@ from tdfunc._core._torch import (
 from tdfunc._core.node import Node
 from tdfunc._ops.convert import detach
 from tdfunc._ops.join import stack
-from tdfunc.errors import OperandError, OptionError, StructureError
+from tdfunc.errors import OperandError, OptionError, ShapeError, StructureError
 from tdfunc.func._dims import with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
@@ -67,10 +67,11 @@ def scan(
 
     Returns:
         The last carry, and the pytree of all `y`, stacked along a new first (batch)
-        dim. None where `f` returns None.
+        dim. None where `f` returns None. Of no rows the carry is `init`, and `f` is
+        called with a row of zeros to know what `y` looks like.
 
     Raises:
-        OperandError: there are no rows, or the numbers of rows differ.
+        OperandError: there is nothing with rows, or the numbers of rows differ.
         StructureError: `f` returned another kind of carry, or of `y` than before.
 
     Examples:
@@ -87,6 +88,8 @@ def scan(
     if xs is None:
         leaves, layout = [], Layout((), ())
     count = _count(leaves, layout, length)
+    if not count:
+        return init, _no_rows(f, init, None if xs is None else (leaves, layout))
     if is_tracing():
         return _traced_scan(
             f, init, (leaves, layout, xs is None), count, reverse=reverse
@@ -103,6 +106,26 @@ def scan(
     return carry, _stacked(ys)
 
 
+def _no_rows(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    rows: tuple[list[Any], Layout] | None,
+) -> Any:
+    """Return the `y` of no rows."""
+    row = None
+    if rows is not None:
+        leaves, layout = rows
+        row = _row(layout, [leaf.new_zeros(leaf.shape[1:]) for leaf in leaves])
+    y = _pair(f(init, row))[1]
+    if y is None:
+        return None
+    leaves, layout = flatten(y)
+    return layout.rebuilt(
+        [leaf.new_zeros((0, *leaf.shape)) for leaf in leaves],
+        lambda tree: with_dim(tree, 0, 0, None),
+    )
+
+
 def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:  # noqa: PLR2004
         raise StructureError(
@@ -113,10 +136,15 @@ def _pair(result: Any) -> tuple[Any, Any]:
     return result
 
 
-def _count(leaves: Sequence[Any], layout: Layout, length: int | None) -> int:
+_ROWS = (torch.Tensor, Node)
+
+
+def _count(
+    leaves: Sequence[Any], layout: Layout, length: int | None, dim: int = 0
+) -> int:
     sizes: list[int] = [] if length is None else [length]
     for item in layout.items:
-        if not isinstance(item, (torch.Tensor, Node)) or not item.dim():
+        if not isinstance(item, _ROWS) or not item.dim():
             raise OperandError(
                 "there are no rows in this",
                 expected="tensors and trees with at least one (batch) dim",
@@ -124,7 +152,7 @@ def _count(leaves: Sequence[Any], layout: Layout, length: int | None) -> int:
                 if hasattr(item, "shape")
                 else repr(item),
             )
-        sizes.append(item.shape[0])
+        sizes.append(item.shape[dim])
     if not sizes:
         raise OperandError(
             "there is nothing to scan over",
@@ -313,7 +341,7 @@ def cond(
     leaves, layout = flatten(operands)
     # Only for the structure; the compiler drops what is computed here.
     _, results = flatten(true_fn(*operands))
-    _same(results, flatten(false_fn(*operands))[1])
+    _same(results, flatten(false_fn(*operands))[1], _BRANCHES)
 
     def branch(fn: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         def call(*given: Any) -> tuple[Any, ...]:
@@ -325,18 +353,21 @@ def cond(
     return results.rebuilt(torch.cond(pred, branch(true_fn), branch(false_fn), leaves))
 
 
+_BRANCHES = "the branches return different structures"
+
+
 def _chosen(pred: torch.Tensor, one: Any, two: Any) -> Any:
     left, layout = flatten(one)
     right, other = flatten(two)
-    _same(layout, other)
+    _same(layout, other, _BRANCHES)
     pairs = zip(left, right, strict=True)
     return layout.rebuilt([torch.where(pred, x, y) for x, y in pairs])
 
 
-def _same(one: Layout, two: Layout) -> None:
+def _same(one: Layout, two: Layout, problem: str) -> None:
     if not one.matches(two):
         raise StructureError(
-            "the branches return different structures",
+            problem,
             expected=repr(one.items),
             got=repr(two.items),
         )
@@ -357,7 +388,9 @@ def associative_scan(
         reverse: begin with the last row.
 
     Raises:
-        OperandError: there are no rows, or the numbers of rows differ.
+        OperandError: there is nothing with rows, or the numbers of rows differ.
+        OptionError: a negative `dim` is another dim in some arguments.
+        ShapeError: an argument has no such dim.
         StructureError: `fn` returned another structure.
 
     Examples:
@@ -367,35 +400,50 @@ def associative_scan(
         [1.0, 3.0, 6.0]
     """
     leaves, layout = flatten(xs)
-    if dim < 0:
-        counts = {item.dim() for item in layout.items}
-        if len(counts) > 1:
-            raise OptionError(
-                "a negative dim is not the same dim in all arguments",
-                expected="dim >= 0, or equally many dims",
-                got=f"dim={dim}, with {sorted(counts)} dims",
-            )
-        dim += counts.pop()
+    dim = _row_dim(layout, dim)
+    if not _count(leaves, layout, None, dim):
+        return xs
     moved = [leaf.movedim(dim, 0) for leaf in leaves]
     if is_tracing():
 
         def combine(a: list[Any], b: list[Any]) -> list[Any]:
-            out = fn(_row(layout, a, dim), _row(layout, b, dim))
-            return flatten(out)[0]
+            out, results = flatten(fn(_row(layout, a, dim), _row(layout, b, dim)))
+            _same(layout, results, "the function returns another structure than xs")
+            return out
 
         flat: Any = torch_associative_scan(
             combine, moved, 0, reverse=reverse, combine_mode="generic"
         )
         return layout.rebuilt([leaf.movedim(0, dim) for leaf in flat])
-    _count(leaves, layout, None)
     rows = [_row(layout, row, dim) for row in zip(*moved, strict=True)]
     if reverse:
         rows.reverse()
     for i in range(1, len(rows)):
         rows[i] = fn(rows[i - 1], rows[i])
+        results = flatten(rows[i])[1]
+        _same(layout, results, "the function returns another structure than xs")
     if reverse:
         rows.reverse()
     return _stacked(rows, dim)
+
+
+def _row_dim(layout: Layout, dim: int) -> int:
+    """Return the dim that rows are cut along as an int >= 0."""
+    counts = {item.dim() for item in layout.items if isinstance(item, _ROWS)} - {0}
+    if dim < 0 and len(counts) > 1:
+        raise OptionError(
+            "a negative dim is not the same dim in all arguments",
+            expected="dim >= 0, or equally many dims",
+            got=f"dim={dim}, with {sorted(counts)} dims",
+        )
+    for count in counts:
+        if not -count <= dim < count:
+            raise ShapeError(
+                f"{dim} is no dim of all arguments",
+                expected=f"{-count} to {count - 1}",
+                got=dim,
+            )
+    return dim + min(counts) if dim < 0 and counts else dim
 
 
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -483,7 +531,14 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Callable[..., Any], *leaves: Any) -> tuple[Any, ...]:
-        return call(*leaves)
+        # torch refuses to save an input that is a result too.
+        given = set(map(id, leaves))
+        return tuple(
+            [
+                x.view_as(x) if isinstance(x, torch.Tensor) and id(x) in given else x
+                for x in call(*leaves)
+            ]
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -167,7 +167,8 @@ class Layout:
         """Return whether two pytrees and the trees in them are structured alike."""
         return self.like(other) and all(
             [
-                is_tree(x) is is_tree(y)
+                isinstance(x, _Tensor) is isinstance(y, _Tensor)
+                and is_tree(x) is is_tree(y)
                 and (not is_tree(x) or x._schema.matches(y._schema))
                 for x, y in zip(self.items, other.items, strict=True)
             ]
