@@ -77,6 +77,7 @@ __all__ = [
     "is_compiling",
     "is_differentiated",
     "is_followed",
+    "is_higher_order",
     "is_mapped",
     "is_returned_mapped",
     "is_tracing",
@@ -128,6 +129,7 @@ _allow_hooks: Any = getattr(_autograd, "_saved_tensors_hooks_enable", None)
 _hooks_refused: Any = getattr(
     _autograd, "_saved_tensors_hooks_get_disabled_error_message", None
 )
+_HigherOrder: Any = getattr(getattr(torch, "_ops", None), "HigherOrderOperator", None)
 _set_grad: Any = getattr(torch._C, "_set_grad_enabled", None)
 _LEVELS = (
     *(add_batch_dim, remove_batch_dim, _enter_vmap, _leave_vmap, _is_batched),
@@ -361,6 +363,11 @@ def is_followed(tensor: torch.Tensor) -> bool:
             return True
         tensor = _inner(tensor)
     return tensor.requires_grad or forward_ad._current_level >= 0
+
+
+def is_higher_order(func: object) -> bool:
+    """Return whether a function of torch takes a function, and inputs for that."""
+    return _HigherOrder is not None and isinstance(func, _HigherOrder)
 
 
 def register_trace_constant(cls: type, methods: Sequence[str]) -> None:

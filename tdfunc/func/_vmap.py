@@ -68,11 +68,33 @@ def vmap(
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         call = _Call(func, in_dims, out_dims, args)
-        if chunk_size is not None or is_tracing() or not _torch.transforms_apart():
+        if is_tracing():
             return call.through_torch(randomness, chunk_size, kwargs)
-        return call.direct(randomness, kwargs)
+        try:
+            if chunk_size is not None or not _torch.transforms_apart():
+                return call.through_torch(randomness, chunk_size, kwargs)
+            return call.direct(randomness, kwargs)
+        except RuntimeError as error:
+            _advise(error)
+            raise
 
     return mapped if is_tracing() else wraps(func)(mapped)
+
+
+# What torch says of code that asks for the value of a mapped tensor, and what it does
+# not say: how to do without.
+_ASKING = ("data-dependent control flow", "calling .item() on a Tensor")
+_ADVICE = (
+    "tdfunc: a mapped tensor has one value for every row. Choose between values with "
+    "torch.where(mask, a, b) or td.where(mask, other), between functions with "
+    "tdfunc.cond(mask, f, g, args)."
+)
+
+
+def _advise(error: RuntimeError) -> None:
+    asking = any([words in str(error) for words in _ASKING])
+    if asking and _ADVICE not in getattr(error, "__notes__", ()):
+        error.add_note(_ADVICE)
 
 
 class _Call:

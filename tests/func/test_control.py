@@ -497,6 +497,7 @@ def test_threads_loop_at_once() -> None:
     td = rows().select("r", "n")
 
     def work(i: int) -> Any:
+        out: Any = None
         loss = lambda t: tdfunc.scan(step, floats(1)[0] * i, t)[0]  # noqa: E731
         for _ in range(5):
             out = tdfunc.grad(loss)(td)

@@ -410,6 +410,7 @@ def test_threads_differentiate_at_once() -> None:
     td = TensorDict({"x": floats(3), "n": {"y": floats(2)}})
 
     def work(i: int) -> Any:
+        out: Any = None
         for _ in range(5):
             out = tdfunc.jacrev(lambda t: t["x"] * energy(t) * i)(td)
             # jvp of torch counts its nesting for the whole process: one thread only.

@@ -159,8 +159,11 @@ def test_derivatives_of_trees_nest() -> None:
 
     assert_same(tdfunc.grad(loss)(td), T.grad(loss)(tensors))
     assert_same(twice(tdfunc.grad)(td), twice(T.grad)(tensors))
-    thrice = [g(lambda t, g=g: energy(twice(g)(t))) for g in (tdfunc.grad, T.grad)]
-    assert_same(thrice[0](td), thrice[1](tensors))
+
+    def thrice(g: Any) -> Any:
+        return g(lambda t: energy(twice(g)(t)))
+
+    assert_same(thrice(tdfunc.grad)(td), thrice(T.grad)(tensors))
 
 
 def pair(a: Any, b: Any, c: Any = 2.0) -> torch.Tensor:
@@ -634,6 +637,7 @@ def test_threads_differentiate_at_once() -> None:
     td = TensorDict({"x": floats(4, 3), "n": {"y": floats(4)}, "k": 2}, [])
 
     def work(i: int) -> Any:
+        grads: Any = None
         for _ in range(20):
             grads = tdfunc.grad(lambda t: energy(t) * (i + 1))(td)
         return grads["x"]

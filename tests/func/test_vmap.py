@@ -57,7 +57,9 @@ def double(value: Any) -> Any:
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_values_are_those_of_torch(name: str) -> None:
     value = STRUCTURES[name]()
-    for fn in (lambda v: v, double, energy, lambda v: (energy(v), {"v": double(v)})):
+    both = lambda v: (energy(v), {"v": double(v)})  # noqa: E731
+    functions: list[Any] = [lambda v: v, double, energy, both]
+    for fn in functions:
         assert_same(tdfunc.vmap(fn)(value), torch.vmap(fn)(value))
 
 
@@ -409,8 +411,8 @@ def test_results_of_single_leaves_go_where_their_dims_say() -> None:
     td = TensorDict({"x": ramp(3, 2), "y": ramp(3, 2)}, 3)
     places = TensorDict({"x": ramp(1), "y": ramp(1)}, 1)
     places = pytree.tree_unflatten([0, 1], pytree.tree_structure(places))
-    for options in ({}, {"chunk_size": 2}):
-        out = tdfunc.vmap(lambda t: t * 2, out_dims=places, **options)(td)
+    for size in (None, 2):
+        out = tdfunc.vmap(lambda t: t * 2, out_dims=places, chunk_size=size)(td)
         assert_same(out["x"], ramp(3, 2) * 2)
         assert_same(out["y"], ramp(3, 2).T * 2)
     wrong = pytree.tree_unflatten([0, 5], pytree.tree_structure(td))
@@ -586,6 +588,7 @@ def test_threads_map_at_once() -> None:
     td = TensorDict({"x": floats(4, 3), "n": {"y": floats(4)}}, 4)
 
     def work(i: int) -> Any:
+        out: Any = None
         for _ in range(20):
             out = tdfunc.vmap(
                 tdfunc.grad(lambda t: (t * t * (i + 1)).sum(reduce=True))

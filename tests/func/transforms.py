@@ -71,7 +71,8 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def levels() -> int:
     """Return how many transforms are open."""
-    return torch._C._functorch.get_dynamic_layer_stack_depth()
+    functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - not in the stubs
+    return functorch.get_dynamic_layer_stack_depth()
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
