@@ -349,6 +349,8 @@ class _Call:
             self.leaves.append(torch.empty(self.size))
             self.dims.append(0)
             mapped = [len(self.dims) - 1]
+        if not self.size:
+            chunk_size = None  # torch makes no chunk of no rows, and fails
         count = sum(self.layout.counts)
         kept: list[tuple[Layout, list[Any], list[Any], list[Any]]] = []
 

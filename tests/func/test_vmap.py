@@ -449,9 +449,10 @@ def test_trees_without_leaves_tell_their_size(how: str) -> None:
 
 def test_no_rows_give_no_rows() -> None:
     td = TensorDict({"x": torch.zeros(0, 2), "n": {"y": torch.zeros(0, 1)}}, 0)
-    out = tdfunc.vmap(lambda t: t * 2)(td)
-    assert out.batch_size == (0,)
-    assert_same(out, td)
+    for size in (None, 2):
+        out = tdfunc.vmap(lambda t: t * 2, chunk_size=size)(td)
+        assert out.batch_size == (0,)
+        assert_same(out, td)
     assert_same(tdfunc.vmap(torch.sin)(td["x"]), torch.vmap(torch.sin)(td["x"]))
 
 
