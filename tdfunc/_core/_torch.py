@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.utils._pytree as pytree
+from torch._higher_order_ops import associative_scan as traced_associative_scan
+from torch._higher_order_ops import scan as traced_scan
+from torch._higher_order_ops import while_loop as traced_while_loop
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_tracing
@@ -87,7 +90,10 @@ __all__ = [
     "pytree",
     "register_trace_constant",
     "remove_batch_dim",
+    "traced_associative_scan",
     "traced_inline",
+    "traced_scan",
+    "traced_while_loop",
     "transforms_apart",
     "unwrap_for_grad",
     "without_compiled_autograd",
@@ -326,17 +332,12 @@ def is_mapped(tensor: torch.Tensor) -> bool:
     return False
 
 
+@functools.cache
 def load_decompositions() -> None:
     """Load the rules of `vmap` that torch defines in Python, as its own vmap does."""
-    global _decompositions_loaded  # noqa: PLW0603 - once a process, as in torch
-    if not _decompositions_loaded:
-        from torch._functorch.vmap import lazy_load_decompositions
+    from torch._functorch.vmap import lazy_load_decompositions
 
-        lazy_load_decompositions()
-        _decompositions_loaded = True
-
-
-_decompositions_loaded = False
+    lazy_load_decompositions()
 
 
 def mark_differentiable(tensors: Sequence[torch.Tensor]) -> None:

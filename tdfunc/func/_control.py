@@ -11,9 +11,6 @@ from types import CellType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._higher_order_ops import associative_scan as torch_associative_scan
-from torch._higher_order_ops import scan as torch_scan
-from torch._higher_order_ops import while_loop as torch_while_loop
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tdfunc._core._torch import (
@@ -22,6 +19,9 @@ from tdfunc._core._torch import (
     is_mapped,
     is_tracing,
     pytree,
+    traced_associative_scan,
+    traced_scan,
+    traced_while_loop,
     wraps,
 )
 from tdfunc._core.node import Node
@@ -239,7 +239,7 @@ def _traced_scan(
         ys = [] if y is None else [leaf.clone() for leaf in flatten(y)[0]]
         return [leaf.clone() for leaf in flatten(new)[0]], ys
 
-    last, ys = torch_scan(step, start, given, reverse=reverse)
+    last, ys = traced_scan(step, start, given, reverse=reverse)
     out = None
     if y is not None:
         out = results.rebuilt(ys, lambda tree: with_dim(tree, 0, count, None))
@@ -286,7 +286,7 @@ def while_loop(
                 [x.clone() for x in flatten(body_fn(layout.rebuilt(carry)))[0]]
             )
 
-        return layout.rebuilt(torch_while_loop(test, body, tuple(start)))
+        return layout.rebuilt(traced_while_loop(test, body, tuple(start)))
     carry = init
     while _is_true(cond_fn(carry)):
         new = body_fn(carry)
@@ -411,7 +411,7 @@ def associative_scan(
             _same(layout, results, "the function returns another structure than xs")
             return out
 
-        flat: Any = torch_associative_scan(
+        flat: Any = traced_associative_scan(
             combine, moved, 0, reverse=reverse, combine_mode="generic"
         )
         return layout.rebuilt([leaf.movedim(0, dim) for leaf in flat])

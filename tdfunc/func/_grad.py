@@ -270,7 +270,7 @@ class _Call:
 
 
 def _picked(layout: Layout, wrt: Wrt) -> list[bool]:
-    tree = layout.items[0] if len(layout.items) == 1 else None
+    tree: Any = layout.items[0] if len(layout.items) == 1 else None
     if not is_tree(tree):
         raise OptionError(
             "wrt chooses leaves of a tree",

@@ -110,6 +110,7 @@ class _Call:
         "name",
         "out_dims",
         "size",
+        "sizes",
         "tree_dims",
     )
 
@@ -128,9 +129,10 @@ class _Call:
         if not isinstance(out_dims, int):
             self._check_out_dims()
         self.leaves, self.layout = flatten(args)
-        # The dim of every tree, and of every leaf.
+        # The dim of every tree, and of every leaf; the sizes of those dims.
         self.tree_dims: list[Any] = []
         self.dims: list[Any] = []
+        self.sizes: list[int] = []
         self._find_dims()
         self.size = self._mapped_size()
 
@@ -147,17 +149,14 @@ class _Call:
     # What is mapped
 
     def _find_dims(self) -> None:
-        dims = self.dims
         for item, dim in zip(self.layout.items, self._item_dims(), strict=True):
             if not is_tree(item):
-                if isinstance(item, torch.Tensor) and isinstance(dim, int):
-                    dims.append(dim + item.dim() if dim < 0 else int(dim))
-                else:
-                    dims.append(dim)
+                self._map_leaf(item, dim)
             elif isinstance(dim, Node):
                 if not item._schema.matches(dim._schema):
                     raise self._refused()
-                dims += dim._leaves
+                for leaf, own in zip(item._leaves, dim._leaves, strict=True):
+                    self._map_leaf(leaf, own)
                 self.tree_dims.append(_common(dim._leaves))
             else:
                 if isinstance(dim, str):
@@ -165,8 +164,21 @@ class _Call:
                 elif dim is not None and not isinstance(dim, int):
                     raise self._refused()
                 at = as_batch_dim(item, dim)
-                dims += [at] * item._schema.n
+                self.dims += [at] * item._schema.n
                 self.tree_dims.append(at)
+                if at is not None:
+                    # All leaves have it: the batch size is a prefix of their shapes.
+                    self.sizes.append(item.batch_size[at])
+
+    def _map_leaf(self, leaf: Any, dim: Any) -> None:
+        if dim is not None:
+            if not isinstance(dim, int) or not isinstance(leaf, torch.Tensor):
+                raise self._refused()
+            dim = dim + leaf.dim() if dim < 0 else int(dim)
+            if not 0 <= dim < leaf.dim():
+                raise self._refused()
+            self.sizes.append(leaf.shape[dim])
+        self.dims.append(dim)
 
     def _item_dims(self) -> list[Any]:
         """Return what `in_dims` says of every tensor and tree among the arguments."""
@@ -186,26 +198,10 @@ class _Call:
         return found
 
     def _mapped_size(self) -> int:
-        size: Any = None
-        for leaf, dim in zip(self.leaves, self.dims, strict=True):
-            if dim is None:
-                continue
-            if (
-                type(dim) is not int
-                or not isinstance(leaf, torch.Tensor)
-                or not 0 <= dim < leaf.dim()
-                or (size is not None and leaf.shape[dim] != size)
-            ):
-                raise self._refused()
-            size = leaf.shape[dim]
-        if size is not None:
-            return size
-        # Trees without leaves have only their batch size to map.
-        trees = [item for item in self.layout.items if is_tree(item)]
-        for tree, dim in zip(trees, self.tree_dims, strict=True):
-            if type(dim) is int:
-                return tree.batch_size[dim]
-        raise self._refused()
+        sizes = self.sizes
+        if not sizes or any([size != sizes[0] for size in sizes]):
+            raise self._refused()
+        return sizes[0]
 
     def _refused(self) -> Exception:
         """Return torch's error for arguments that it does not map."""
@@ -216,7 +212,8 @@ class _Call:
         call.__name__ = _name(self.func)
         try:
             torch.vmap(call, self.in_dims)(*self.args)
-            torch.vmap(call, tuple(self.dims))(*self.leaves)
+            if len(self.dims) == len(self.leaves):
+                torch.vmap(call, tuple(self.dims))(*self.leaves)
         except (ValueError, RuntimeError) as error:
             return error
         return OptionError(
@@ -261,9 +258,9 @@ class _Call:
             for leaf, dim in zip(leaves, dims, strict=True):
                 if dim is None or not isinstance(leaf, torch.Tensor):
                     out.append(self._kept(leaf, dim))
-                elif _torch.is_batched_at(leaf, level):
+                elif not dim or _torch.is_batched_at(leaf, level):
                     out.append(remove(leaf, level, size, dim))
-                else:
+                else:  # torch would expand in front, and fail
                     out.append(_repeated(leaf, dim, size))
         return self._result(out, layout, of_trees)
 
