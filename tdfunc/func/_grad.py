@@ -39,6 +39,10 @@ def grad(
     tree is a tree with the leaves that can have one: integer and boolean leaves and
     rows of text are absent, statics are kept.
 
+    The gradient can be differentiated again with respect to everything that the value
+    of `func` depends on. (What only a custom ``backward`` or a hook of a tensor brings
+    in is a constant; there alone torch goes further.)
+
     Args:
         func: a function of any pytrees that returns a tensor without dims (or, with
             `has_aux`, a pair of that and anything made of tensors).

@@ -384,6 +384,21 @@ def test_no_graph_is_kept_for_nobody() -> None:
     assert graphs == [False, True, True]
 
 
+def test_what_only_a_hook_brings_in_is_a_constant() -> None:
+    # The one known difference: it could be seen only by building the graph.
+    c = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 3
+        y.register_hook(lambda g: g * c)
+        return y.sum()
+
+    ours, theirs = tdfunc.grad(fn)(floats(2)), T.grad(fn)(floats(2))
+    assert torch.equal(ours, theirs)
+    assert theirs.requires_grad
+    assert not ours.requires_grad
+
+
 def test_what_was_saved_is_freed() -> None:
     saved: list[Any] = []
 
