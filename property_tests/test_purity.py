@@ -549,14 +549,12 @@ def inputs(draw: st.DrawFn) -> TensorDict:
     return td
 
 
-# torch's own: a variance of no element, what vmap has no rule for, complex halves,
-# every linearization.
+# torch's own: a variance of no element, what vmap has no rule for, complex halves.
 @pytest.mark.filterwarnings(
     "ignore:var",
     "ignore:std",
     "ignore:ComplexHalf",
     "ignore:Casting complex",
-    "ignore:Attempted to insert a get_attr",
 )
 @pytest.mark.parametrize("name", [*OPERATIONS, *OTHERS])
 @given(td=inputs(), data=st.data())

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -491,6 +493,17 @@ def test_stop_gradient_takes_any_pytree(how: str) -> None:
     assert_same(out["a"]["k"], torch.arange(3))
     if how == "eager":
         assert out["b"][0].data_ptr() == x.data_ptr()
+
+
+def test_import_costs_nothing_of_torch() -> None:
+    # What compiled loops and checkpoint need, torch has imported itself.
+    code = """
+import sys, torch
+before = {*sys.modules}
+import tdfunc
+assert not [m for m in {*sys.modules} - before if m.split(".")[0] == "torch"]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_threads_loop_at_once() -> None:

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 T = torch.func
 Size = torch.Size
 
-# torch's linearize, of any function.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
-
 
 @pytest.fixture(autouse=True)
 def _levels_are_left() -> Iterator[None]:

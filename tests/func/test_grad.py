@@ -134,7 +134,6 @@ NESTED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
 @pytest.mark.parametrize("name", NESTED)
 def test_nesting_with_itself_and_with_torchs(name: str) -> None:
     make = NESTED[name]
