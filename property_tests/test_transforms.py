@@ -22,7 +22,7 @@ from property_tests.test_vmap import SIZES, SQUARES, bodies, seeing, trees, with
 from tdfunc import TensorDict
 from tdfunc.testing import assert_equal, assert_pure, assert_valid, tensordicts
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+CLOSE: Any = {"rtol": 1e-9, "atol": 1e-12}
 ROWS = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(torch.Size)
 
 

@@ -103,12 +103,13 @@ def test_b112_a_region_compiled_once_takes_and_returns_trees() -> None:
         return tuple(pytree.tree_leaves(TensorDict({"a": inside["a"] * 2})))
 
     def fn(td: TensorDict) -> TensorDict:
-        return pytree.tree_unflatten(region(*pytree.tree_leaves(td)), spec) + 1
+        leaves: Any = region(*pytree.tree_leaves(td))
+        return pytree.tree_unflatten(leaves, spec) + 1
 
     assert fn(td)["a"].tolist() == [3.0, 3.0]
     compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
     assert compiled(td)["a"].tolist() == [3.0, 3.0]
-    whole = nested_compile_region(lambda td: td * 2)
+    whole: Any = nested_compile_region(lambda td: td * 2)
     assert whole(td)["a"].tolist() == [2.0, 2.0]
     with pytest.raises(Exception, match="invoke_subgraph"):
         torch.compile(lambda td: whole(td), fullgraph=True, backend="eager")(td)

@@ -98,7 +98,7 @@ def test_b25_the_same_noise_is_drawn_by_saying_so() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def batch_norm() -> tuple[nn.Module, TensorDict, torch.Tensor]:
+def batch_norm() -> tuple[Any, TensorDict, torch.Tensor]:
     net = nn.BatchNorm1d(2).train()
     return net, tdfunc.from_module(net), torch.arange(8.0).view(4, 2)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import tdfunc
@@ -599,3 +600,78 @@ def test_threads_map_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:
         for i, out in enumerate(pool.map(work, range(8))):
             assert_same(out, floats(4, 3) * 2 * (i + 1), exact=False)
+
+
+COMPILED: dict[str, Callable[[TensorDict], Any]] = {
+    "by name": lambda t: tdfunc.vmap(lambda r: r * 2, "time", 1)(t),
+    "negative": lambda t: tdfunc.vmap(lambda r: r.sum(0), -1)(t),
+    "in chunks": lambda t: tdfunc.vmap(lambda r: r * 2, chunk_size=2)(t),
+    "dims by leaf": lambda t: tdfunc.vmap(
+        lambda r: r["x"].sum() + r["n", "y"], (tdfunc.in_dims(t, 1, {"n": 0}),)
+    )(t),
+    "not mapped": lambda t: tdfunc.vmap(lambda r: (r, torch.ones(2)), 0, (1, None))(t),
+    "expanded": lambda t: tdfunc.vmap(lambda r: (torch.ones(2), r), 0, 1)(t),
+    "nested": lambda t: tdfunc.vmap(tdfunc.vmap(lambda r: r * 2))(t),
+    "nested in torch's": lambda t: torch.vmap(tdfunc.vmap(lambda r: r * 2))(t),
+    "around torch's": lambda t: tdfunc.vmap(torch.vmap(lambda r: r * 2))(t),
+    "of grad": lambda t: tdfunc.vmap(tdfunc.grad(energy))(t),
+    "in grad": lambda t: tdfunc.grad(lambda t: tdfunc.vmap(energy)(t).sum())(t),
+    "of jacrev": lambda t: tdfunc.vmap(tdfunc.jacrev(energy))(t),
+    "random": lambda t: tdfunc.vmap(
+        lambda r: r * 0 + torch.rand(()).numel(), randomness="different"
+    )(t),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_every_kind_of_map_compiles(name: str) -> None:
+    fn = COMPILED[name]
+    td = TensorDict(
+        {"x": floats(3, 3, 2), "n": {"y": floats(3, 3)}, "s": "t"},
+        (3, 3),
+        names=["time", "env"],
+    )
+    got, expected = compiled(fn)(td), fn(td)
+    assert_same(got, expected, exact=False)
+    if isinstance(expected, TensorDict):
+        assert got.batch_size == expected.batch_size
+        assert got.names == expected.names
+        assert got["s"] == "t" or "nested" in name
+
+
+def test_errors_of_compiled_maps_name_what_is_wrong() -> None:
+    td = TensorDict({"x": floats(3, 2)}, 3)
+    for wrong, word in (
+        (lambda t: tdfunc.vmap(lambda r: r, out_dims=None)(t), "BatchedTensor"),
+        (lambda t: tdfunc.vmap(lambda r: 3)(t), "must only return Tensors"),
+        (lambda t: tdfunc.vmap(lambda r: r, 2)(t), "no batch dim"),
+    ):
+        with pytest.raises(Exception, match=word):
+            compiled(wrong)(td)
+    assert levels() == 0
+
+
+# Both at once no exported program of torch's can run; and torch warns of every grad.
+@pytest.mark.filterwarnings("ignore:A model attribute:UserWarning")
+@pytest.mark.parametrize("transform", [tdfunc.vmap, tdfunc.grad])
+@pytest.mark.parametrize("strict", [True, False])
+def test_maps_and_gradients_are_exported(transform: Any, *, strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, td: TensorDict) -> Any:
+            squares = lambda t: (t * t).sum(reduce=True)  # noqa: E731
+            return transform(squares if transform is tdfunc.grad else double)(td)
+
+    td = TensorDict({"x": floats(3, 2), "y": floats(3)}, 3)
+    program = torch.export.export(Model(), (td,), strict=strict)
+    out = program.module()(td * 2)
+    assert out.batch_size == (3,)
+    assert_same(out, Model()(td * 2), exact=False)
+
+
+def test_traced_graphs_are_those_of_torch() -> None:
+    x = floats(3, 2)
+    graphs = [
+        make_fx(vmap(grad(lambda r: r.sin().sum())))(x)
+        for vmap, grad in ((tdfunc.vmap, tdfunc.grad), (torch.vmap, torch.func.grad))
+    ]
+    assert_same(graphs[0](x * 2), graphs[1](x * 2))
