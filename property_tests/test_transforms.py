@@ -305,7 +305,10 @@ def test_checkpoint_changes_nothing(td: TensorDict, loss: Any) -> None:
     again = tdfunc.checkpoint(loss)
 
     assert m.same_tensor(loss(td), assert_pure(again, td))
-    for transform in (tdfunc.grad, torch.func.grad, tdfunc.jacfwd):
+    transforms = [tdfunc.grad, torch.func.grad]
+    if all(x.numel() for _, x, _ in m.leaves(m.read(td))):
+        transforms.append(tdfunc.jacfwd)  # of nothing it fails, as torch's
+    for transform in transforms:
         plain, kept = transform(loss)(td), transform(again)(td)
         assert_equal(plain, kept, **CLOSE)
     mapped = tdfunc.vmap(tdfunc.grad(again))(td)

