@@ -139,21 +139,24 @@ class Layout:
         if self.flat:
             return self.around(values)
         items: list[Any] = []
-        given = iter(values)
-        at = 0
+        at = start = 0
         for item, count in zip(self.items, self.counts, strict=True):
             own = chosen[at : at + count]
             at += count
             if not is_tree(item):
-                items.append(next(given))
+                items.append(values[start])
+                start += 1
                 continue
-            size = torch.Size((*front, *item.batch_size))
+            size = item.batch_size
+            if front:
+                size = torch.Size((*front, *size))
             schema, statics = item._schema, item._statics
             if not all(own):
                 gone = tuple([i for i, c in enumerate(own) if not c])
                 schema, _, sslots = schema.without(gone)
                 statics = gather_statics([(statics, slot) for slot in sslots])
-            leaves = tuple([next(given) for c in own if c])
+            leaves = tuple(values[start : start + schema.n])
+            start += schema.n
             items.append(make(schema, leaves, statics, size, item._names))
         return self.around(items)
 
