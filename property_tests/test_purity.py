@@ -175,6 +175,19 @@ def step_of(
 
 
 # Operations by the name that the library lists them under.
+CHUNKS = st.none() | st.integers(1, 2)
+
+
+def squares(td: TensorDict) -> torch.Tensor:
+    """Return the sum of the squares of all that is not an integer."""
+    total = torch.zeros(())
+    for path in td.keys(True, True):
+        x = td[path]
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            total = total + (x * x).sum().float()
+    return total
+
+
 OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.entries
     "set": lambda draw, td: (
@@ -555,6 +568,33 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "polyak": lambda _, td: (tdfunc.polyak, td, td, 0.5),
     "check_finite": just(tdfunc.check_finite),
     "tree_where": lambda draw, td: (tdfunc.tree_where, mask_for(draw, td), td, td),
+    # Transforms, of functions whose value depends on what can have a derivative.
+    "vmap": lambda draw, td: (
+        tdfunc.vmap(lambda t: t + t, dim_of(draw, td[None]), chunk_size=draw(CHUNKS)),
+        td[None],
+    ),
+    "grad": just(tdfunc.grad(squares)),
+    "grad_and_value": just(tdfunc.grad_and_value(squares)),
+    "vjp": just(lambda td: tdfunc.vjp(squares, td)[1](torch.ones(()))),
+    "jvp": just(lambda td: tdfunc.jvp(squares, (td,), (td,))),
+    "linearize": just(lambda td: tdfunc.linearize(squares, td)[1](td)),
+    "jacrev": just(tdfunc.jacrev(lambda t: (squares(t), t))),
+    "jacfwd": just(tdfunc.jacfwd(lambda t: (squares(t), t))),
+    "hessian": just(tdfunc.hessian(squares)),
+    "scan": just(lambda td: tdfunc.scan(lambda c, x: (c + 1, x), torch.zeros(()), td)),
+    "while_loop": just(
+        lambda td: tdfunc.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1]), (torch.tensor(0), td)
+        )
+    ),
+    "cond": just(
+        lambda td: tdfunc.cond(torch.tensor(True), lambda t: t + t, lambda t: t, (td,))
+    ),
+    "associative_scan": just(
+        lambda td: tdfunc.associative_scan(lambda a, b: a + b, td[None])
+    ),
+    "checkpoint": just(tdfunc.grad(tdfunc.checkpoint(squares))),
+    "stop_gradient": just(tdfunc.stop_gradient),
 }
 
 # What reads a tree, or sends it somewhere, and is listed nowhere.
@@ -599,7 +639,7 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         lambda td: autograd.grad([(td * 1.5).sum()], [td], materialize_grads=True)
     ),
     "radd": lambda _, td: (operator.add, torch.ones(td.batch_size), td),
-    "vmap": lambda _, td: (
+    "torch.vmap": lambda _, td: (
         torch.vmap(lambda t: t + t),
         td
         if td.batch_dims and td.batch_size[0]
@@ -648,7 +688,10 @@ def inputs(draw: st.DrawFn) -> TensorDict:
 
 # torch's own: a variance of no element, what vmap has no rule for, complex halves.
 @pytest.mark.filterwarnings(
-    "ignore:var", "ignore:std", "ignore:ComplexHalf", "ignore:Casting complex"
+    "ignore:var",
+    "ignore:std",
+    "ignore:ComplexHalf",
+    "ignore:Casting complex",
 )
 @pytest.mark.parametrize("name", [*OPERATIONS, *OTHERS])
 @given(td=inputs(), data=st.data())

@@ -287,14 +287,29 @@ from tdfunc._ops.unary import trunc as trunc
 from tdfunc._tensorclass import TensorClass as TensorClass
 from tdfunc._tensorclass import tensorclass as tensorclass
 from tdfunc._tensordict import TensorDict as TensorDict
+from tdfunc.func import associative_scan as associative_scan
+from tdfunc.func import checkpoint as checkpoint
 
 # Functional training
 from tdfunc.func import combine as combine
+from tdfunc.func import cond as cond
 from tdfunc.func import dynamic_shapes as dynamic_shapes
 from tdfunc.func import from_module as from_module
 from tdfunc.func import from_modules as from_modules
+from tdfunc.func import grad as grad
+from tdfunc.func import grad_and_value as grad_and_value
+from tdfunc.func import hessian as hessian
 from tdfunc.func import in_dims as in_dims
+from tdfunc.func import jacfwd as jacfwd
+from tdfunc.func import jacrev as jacrev
+from tdfunc.func import jvp as jvp
+from tdfunc.func import linearize as linearize
 from tdfunc.func import partition as partition
+from tdfunc.func import scan as scan
+from tdfunc.func import stop_gradient as stop_gradient
+from tdfunc.func import vjp as vjp
+from tdfunc.func import vmap as vmap
+from tdfunc.func import while_loop as while_loop
 
 __version__ = "0.1.0"
 
@@ -581,4 +596,19 @@ __all__ = [
     "bitwise_right_shift",
     "count_nonzero",
     "nanmedian",
+    "associative_scan",
+    "checkpoint",
+    "cond",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "scan",
+    "stop_gradient",
+    "vjp",
+    "vmap",
+    "while_loop",
 ]

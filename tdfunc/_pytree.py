@@ -16,6 +16,7 @@ import optree.registry
 import torch
 
 from tdfunc._core._torch import PLAIN_TYPES, is_tracing, pytree
+from tdfunc._core.build import nested
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore, settled_size
 from tdfunc._core.pickling import rebuild_leaf
@@ -24,7 +25,6 @@ from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import (
     NO_STATICS,
     Statics,
-    gather_statics,
     rebuild_statics,
 )
 from tdfunc._lazystack import LazyStackedTensorDict
@@ -83,31 +83,12 @@ def _with_nodes(
     schema: Schema, leaves: tuple[Any, ...], statics: Statics
 ) -> tuple[Schema, tuple[Any, ...], Statics]:
     """Make nested nodes of the trees among the leaves, as jacobians have them."""
-    ranks = schema.ranks()
     counts = [
         leaf.dim() - rank
-        for leaf, rank in zip(leaves, ranks, strict=True)
+        for leaf, rank in zip(leaves, schema.ranks(), strict=True)
         if isinstance(leaf, (torch.Tensor, Node))
     ]
-    batch = max(0, min(counts))
-    nodes: list[tuple[int, Schema, int]] = []
-    flat: list[Any] = []
-    for slot, leaf in enumerate(leaves):
-        if isinstance(leaf, Node):
-            surplus = max(0, leaf.batch_dims - batch)
-            nodes.append((slot, leaf._schema, surplus))
-            flat.extend(leaf._leaves)
-        else:
-            flat.append(leaf)
-    new = schema.replaced(tuple(nodes))
-    places = {path: (statics, at) for at, path in enumerate(schema.static_paths())}
-    paths = schema.paths()
-    for slot, leaf in enumerate(leaves):
-        if isinstance(leaf, Node):
-            for at, path in enumerate(leaf._schema.static_paths()):
-                places[(*paths[slot], *path)] = (leaf._statics, at)
-    box = gather_statics([places[path] for path in new.static_paths()])
-    return new, tuple(flat), box
+    return nested(schema, leaves, statics, max(0, min(counts)))
 
 
 def flatten_with_keys(td: Node) -> tuple[list[tuple[Any, Any]], Context]:

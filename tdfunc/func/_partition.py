@@ -71,7 +71,7 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     refuse_lazy(td, "partition")
     size = td.batch_size
     schema = td._schema
-    chosen = _decided(td, predicate)
+    chosen = decided(td, predicate)
     for slot in schema.rows:
         chosen[slot] = False
     chosen = tuple(chosen)
@@ -84,7 +84,8 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     )
 
 
-def _decided(td: Node, predicate: Any) -> list[bool]:
+def decided(td: Node, predicate: Any) -> list[bool]:
+    """Return for every leaf whether the predicate of `partition` takes it."""
     paths, leaves = td._schema.paths(), td._leaves
     if isinstance(predicate, torch.dtype):
         return [leaf.dtype == predicate for leaf in leaves]
