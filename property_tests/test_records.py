@@ -48,7 +48,8 @@ class Outer(TensorClass):
 CHANGE_ENTRIES = {
     *("set", "update", "drop", "select", "exclude", "rename_key", "rename_keys"),
     *("flatten_keys", "unflatten_keys", "split_keys", "filter_empty", "merge"),
-    *("filter_non_tensor", "replace", "partition", "combine"),
+    *("filter_non_tensor", "replace", "partition", "combine", "empty"),
+    *("cat_tensors", "stack_tensors"),
 }
 # These return something else than a tree of the class of what they are given.
 OTHER_RESULTS = {
@@ -63,11 +64,15 @@ OTHER_RESULTS = {
         "in_dims",
         "dynamic_shapes",
     ),
+    *("lazy_stack", "maybe_dense_stack", "to_lazystack"),
     # The table makes a plain tree for it.
     "pack",
 }
 # Random results, or results that name the class.
-DIFFER = {"rand_like", "randn_like", "empty_like", "repr", "tree string", "html"}
+DIFFER = {
+    *("rand_like", "randn_like", "empty_like", "new_empty"),
+    *("repr", "tree string", "html"),
+}
 
 
 @st.composite
@@ -103,8 +108,10 @@ def plain(value: Any) -> Any:
     """Return an argument with records in it as plain trees."""
     if isinstance(value, Tree):
         return value.to_tensordict()
-    if isinstance(value, (list, tuple)) and any(isinstance(x, Tree) for x in value):
-        return type(value)(map(plain, value))
+    if isinstance(value, (list, tuple)):
+        kind: Any = type(value)
+        items = [plain(item) for item in value]
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
     return value
 
 
