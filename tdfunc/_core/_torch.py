@@ -65,6 +65,7 @@ __all__ = [
     "foreach_tanh",
     "foreach_trunc",
     "foreach_works",
+    "has_global_module_hooks",
     "inside_transform",
     "is_compiling",
     "is_tracing",
@@ -81,6 +82,7 @@ _stack_depth: Any = getattr(_functorch, "get_dynamic_layer_stack_depth", None)
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_global_hooks: Any = getattr(torch.nn.modules.module, "_has_any_global_hook", None)
 
 # Multi-tensor kernels; a loop takes their place where they are missing.
 foreach_abs: Any = getattr(torch, "_foreach_abs", None)
@@ -192,6 +194,11 @@ def traced_inline(target: _TargetT) -> _TargetT:
         _frames.set_code_exec_strategy(code, strategy)
         codes += [part for part in code.co_consts if isinstance(part, CodeType)]
     return target
+
+
+def has_global_module_hooks() -> bool:
+    """Return whether hooks are registered that run in the call of every module."""
+    return _global_hooks is None or bool(_global_hooks())
 
 
 def parametrize_caches() -> bool:

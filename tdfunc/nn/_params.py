@@ -1,0 +1,160 @@
+"""Trees of parameters where classic code wants an `nn.Module`, and the way back."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from tdfunc._core.node import Node, make
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    ShapeError,
+    StructureError,
+    nearest,
+)
+from tdfunc.func._modules import dotted
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from tdfunc._core.schema import Schema
+    from tdfunc._core.statics import Statics
+
+__all__ = ["TensorDictParams", "to_module"]
+
+
+class TensorDictParams(nn.Module):
+    """An `nn.Module` that holds a tree: parameters for optimizers and checkpoints.
+
+    Every tensor of the tree becomes a parameter or a buffer, under its path joined with
+    dots. What an optimizer writes, `load_state_dict` loads or `to` moves shows in
+    `tree`, which is immutable and made anew each time that it is read.
+
+    Args:
+        tree: the tree; its tensors are copied.
+        no_convert: True registers only what is an `nn.Parameter` already as one;
+            otherwise every tensor of a floating dtype becomes one. All others are
+            buffers.
+
+    Raises:
+        OperandError: `tree` is none.
+        StructureError: two paths have the same name: ("a.b",) and ("a", "b").
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> from tdfunc.nn import TensorDictParams
+        >>> held = TensorDictParams(TensorDict({"layer": {"w": torch.zeros(2)}}))
+        >>> [name for name, _ in held.named_parameters()]
+        ['layer.w']
+        >>> held.tree["layer", "w"].requires_grad
+        True
+    """
+
+    def __init__(self, tree: Any, *, no_convert: bool = False) -> None:
+        super().__init__()
+        if not isinstance(tree, Node) or not tree._schema.plain:
+            raise OperandError(
+                "a tree of tensors is held",
+                got=type(tree).__name__,
+                fix="TensorDictParams(tdfunc.from_module(net))",
+            )
+        self._size = tree.batch_size
+        self._schema: Schema = tree._schema
+        self._statics: Statics = tree._statics
+        self._dim_names = tree.names
+        names = self._schema.dotted()
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise StructureError("two entries have the same name", got=", ".join(twice))
+        for name, leaf in zip(names, tree._leaves, strict=True):
+            data = leaf.detach().clone()
+            is_parameter = isinstance(leaf, nn.Parameter)
+            if is_parameter or (not no_convert and data.is_floating_point()):
+                wants = leaf.requires_grad if is_parameter else True
+                # Straight into the table: torch allows no dots in names.
+                self._parameters[name] = nn.Parameter(data, requires_grad=wants)
+            else:
+                self._buffers[name] = data
+
+    @property
+    def tree(self) -> Any:
+        """The tree of the current values; parameters in it take gradients."""
+        own = {**self._parameters, **self._buffers}
+        leaves = tuple([own[name] for name in self._schema.dotted()])
+        return make(self._schema, leaves, self._statics, self._size, self._dim_names)
+
+
+@contextmanager
+def to_module(
+    params: Node | Mapping[str, Any], module: nn.Module
+) -> Generator[nn.Module]:
+    """Put parameters and buffers into a module while a block runs.
+
+    It gets its own back when the block ends, after an error too. What the block writes
+    into buffers is written into the tensors of `params`. Other threads that use the
+    module meanwhile see the exchange: `tdfunc.func.functional_call` is pure.
+
+    Args:
+        params: a tree with parameters and buffers of the module, any part of them.
+        module: the module.
+
+    Raises:
+        MissingKeyError: a path names no parameter or buffer of the module.
+        ShapeError: a tensor has another shape.
+
+    Examples:
+        >>> import torch
+        >>> import tdfunc
+        >>> net = torch.nn.Linear(3, 1)
+        >>> with tdfunc.nn.to_module(tdfunc.from_module(net) * 0, net):
+        ...     net(torch.ones(3)).item()
+        0.0
+    """
+    tensors = dotted(params)
+    places = _places(module)
+    unknown = [name for name in tensors if name not in places]
+    if unknown:
+        raise MissingKeyError(
+            f"{type(module).__name__} has no such parameters or buffers",
+            path=tuple(unknown[0].split(".")),
+            expected=nearest(unknown[0], places),
+            got=", ".join(unknown),
+        )
+    before = {name: holder[key] for name, (holder, key) in places.items()}
+    for name, tensor in tensors.items():
+        if before[name].shape != tensor.shape:
+            raise ShapeError(
+                "a tensor has not the shape of what it stands for",
+                expected=f"{name!r} of shape {list(before[name].shape)}",
+                got=f"{list(tensor.shape)}",
+            )
+    # What is tied to a tensor that is given under another name goes with it.
+    given = {id(before[name]): tensor for name, tensor in tensors.items()}
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, (holder, key) in places.items():
+            new = tensors.get(name, given.get(id(before[name])))
+            if new is not None:
+                changed.append((holder, key, before[name]))
+                holder[key] = new
+        yield module
+    finally:
+        for holder, key, value in changed:
+            holder[key] = value
+
+
+def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where every parameter and buffer is held, by all of its dotted names."""
+    places: dict[str, tuple[dict[str, Any], str]] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table in (part._parameters, part._buffers):
+            holder: dict[str, Any] = table
+            for key, value in holder.items():
+                if value is not None:
+                    places[prefix + key] = (holder, key)
+    return places
