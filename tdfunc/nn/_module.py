@@ -355,7 +355,12 @@ class TensorDictModule(TensorDictModuleBase):
         if not isinstance(td, Node) or not isinstance(params, Node):
             return None
         slot = td._schema.slots.get(self._reads[0][0])
-        if slot is None or skip_existing() or has_global_module_hooks():
+        if (
+            slot is None
+            or td._schema.lazy
+            or skip_existing()
+            or has_global_module_hooks()
+        ):
             return None
         out = self._linear(params._schema, params._leaves, td._leaves[slot])
         return None if out is None else put(td, {cast("Path", self._sinks[0]): out})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdfunc._core.keys import short
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NO_STATICS, gather_statics
-from tdfunc._ops.entries import set as set_entry
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class Scope:
 
 def read_entry(td: Node, path: Path) -> Any:
     """Return the entry at `path`, MISSING if there is none."""
+    if td._schema.lazy:
+        return td.get(short(path), MISSING)  # read from the members
     slot = td._schema.slot(path)
     if slot is not None:
         return td._leaves[slot]
@@ -98,7 +100,7 @@ def has_entry(td: Node, path: Path) -> bool:
     schema = td._schema
     if schema.find(path) is not None:
         return True
-    return (bool(schema.lazy) and path in td) or (
+    return (bool(schema.lazy) and short(path) in td) or (
         schema.records and path in schema.absent()
     )
 
@@ -134,9 +136,10 @@ def put(td: Node, entries: Mapping[Path, Any]) -> Any:
 
 
 def _put_each(td: Node, entries: Mapping[Path, Any]) -> Node:
+    out: Any = td
     for path, value in entries.items():
-        td = set_entry(td, path, value)
-    return td
+        out = out.set(path, value)  # the method: a lazy stack has its own
+    return out
 
 
 def bare(size: torch.Size) -> Any:

@@ -337,7 +337,12 @@ class TensorDictSequential(TensorDictModuleBase):
 
     def _run_chain(self, params: Any, scope: Scope) -> int:
         """Run the linear layers in front; return how many they were."""
-        if is_tracing() or has_global_module_hooks() or not isinstance(params, Node):
+        if (
+            is_tracing()
+            or has_global_module_hooks()
+            or not isinstance(params, Node)
+            or scope.td._schema.lazy
+        ):
             return 0
         index, leaves = params._schema.index, params._leaves
         written = scope.written
@@ -504,7 +509,7 @@ def _as_chain(
 def _ends(
     members: Iterable[TensorDictModuleBase],
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return what is read before it is written, and what is written: last write last."""
+    """Return what is read before it is written, and what is written."""
     ins: dict[Path, None] = {}
     outs: dict[Path, None] = {}
     for member in members:

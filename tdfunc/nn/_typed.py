@@ -39,13 +39,12 @@ class TensorClassModuleBase(Generic[InT, OutT]):
 
     Examples:
         >>> import torch
-        >>> from torch import Tensor
         >>> from tdfunc import TensorClass, TensorDict
         >>> from tdfunc.nn import TensorClassModuleBase
         >>> class Point(TensorClass):
-        ...     x: Tensor
+        ...     x: torch.Tensor
         >>> class Length(TensorClass):
-        ...     length: Tensor
+        ...     length: torch.Tensor
         >>> class Norm(TensorClassModuleBase[Point, Length]):
         ...     def forward(self, params, x):
         ...         return Length(length=x.x.norm(dim=-1), batch_size=x.batch_size)
