@@ -9,10 +9,10 @@ from torch import nn
 
 from tdfunc._core.node import Node, make
 from tdfunc.errors import (
+    InvalidKeyError,
     MissingKeyError,
     OperandError,
     ShapeError,
-    StructureError,
     nearest,
 )
 from tdfunc.func._modules import dotted
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tdfunc._core.schema import Schema
     from tdfunc._core.statics import Statics
+    from tdfunc.typing import Path
 
 __all__ = ["TensorDictParams", "to_module"]
 
@@ -29,8 +30,8 @@ __all__ = ["TensorDictParams", "to_module"]
 class TensorDictParams(nn.Module):
     """An `nn.Module` that holds a tree: parameters for optimizers and checkpoints.
 
-    Every tensor of the tree becomes a parameter or a buffer, under its path joined with
-    dots. What an optimizer writes, `load_state_dict` loads or `to` moves shows in
+    Every tensor of the tree becomes a parameter or a buffer, named by its path joined
+    with dots. What an optimizer writes, `load_state_dict` loads or `to` moves shows in
     `tree`, which is immutable and made anew each time that it is read.
 
     Args:
@@ -41,7 +42,7 @@ class TensorDictParams(nn.Module):
 
     Raises:
         OperandError: `tree` is none.
-        StructureError: two paths have the same name: ("a.b",) and ("a", "b").
+        InvalidKeyError: a key has a dot in it.
 
     Examples:
         >>> import torch
@@ -66,26 +67,43 @@ class TensorDictParams(nn.Module):
         self._schema: Schema = tree._schema
         self._statics: Statics = tree._statics
         self._dim_names = tree.names
-        names = self._schema.dotted()
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise StructureError("two entries have the same name", got=", ".join(twice))
-        for name, leaf in zip(names, tree._leaves, strict=True):
+        for path, leaf in zip(self._schema.paths(), tree._leaves, strict=True):
+            dotted_keys = [key for key in path if "." in key]
+            if dotted_keys:
+                raise InvalidKeyError(
+                    "torch takes no dots in the names of parameters",
+                    path=path,
+                    fix=f"td.rename_key({path!r}, ...)",
+                )
             data = leaf.detach().clone()
             is_parameter = isinstance(leaf, nn.Parameter)
+            node = self._node(path[:-1])
+            # Straight into the tables: an attribute may have the name of a key.
             if is_parameter or (not no_convert and data.is_floating_point()):
                 wants = leaf.requires_grad if is_parameter else True
-                # Straight into the table: torch allows no dots in names.
-                self._parameters[name] = nn.Parameter(data, requires_grad=wants)
+                node._parameters[path[-1]] = nn.Parameter(data, requires_grad=wants)
             else:
-                self._buffers[name] = data
+                node._buffers[path[-1]] = data
+
+    def _node(self, path: Path) -> nn.Module:
+        """Return the module that holds what is at `path`, made if there is none."""
+        node: Any = self
+        for key in path:
+            if key not in node._modules:
+                node._modules[key] = nn.Module()
+            node = node._modules[key]
+        return node
 
     @property
     def tree(self) -> Any:
         """The tree of the current values; parameters in it take gradients."""
-        own = {**self._parameters, **self._buffers}
-        leaves = tuple([own[name] for name in self._schema.dotted()])
-        return make(self._schema, leaves, self._statics, self._size, self._dim_names)
+        leaves: list[Any] = []
+        for path in self._schema.paths():
+            node, key = self._node(path[:-1]), path[-1]
+            own = node._parameters.get(key)
+            leaves.append(node._buffers[key] if own is None else own)
+        size, names = self._size, self._dim_names
+        return make(self._schema, tuple(leaves), self._statics, size, names)
 
 
 @contextmanager

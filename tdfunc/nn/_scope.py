@@ -37,10 +37,10 @@ class Scope:
         """Return the entry at `path`, MISSING if there is none."""
         written = self.written
         if written:
-            if path in written:
-                return written[path]
             if (self.nested or len(path) > 1) and self._touches(path):
                 return read_entry(self.tree(), path)
+            if path in written:
+                return written[path]
         return read_entry(self.td, path)
 
     def has(self, path: Path) -> bool:
@@ -59,6 +59,8 @@ class Scope:
             # Behind all others, for an entry may lie inside another one.
             self.written.pop(path, None)
         self.written[path] = value
+        if not isinstance(value, torch.Tensor):
+            self.tree()  # what is read again is the entry that it becomes
 
     def tree(self) -> Node:
         """Return the tree with all entries in it."""
@@ -76,7 +78,7 @@ class Scope:
         """Return whether something was written above or inside the entry at `path`."""
         for other in self.written:
             most = min(len(other), len(path))
-            if other[:most] == path[:most]:
+            if other[:most] == path[:most] and other != path:
                 return True
         return False
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as torch_pytree
 import tdfunc
 from tdfunc import TensorClass, TensorDict, random
 from tests.bench.algebra import ROWS
+from tests.bench.modules import MODULES
 from tests.bench.row import Case, Sides, on
 
 if TYPE_CHECKING:
@@ -668,4 +669,5 @@ CASES: tuple[Case, ...] = (
         10,
     ),
     *on(FLAT, "random.normal_like", drawn_tree),
+    *MODULES,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ KEY = random.key(7)
 BIG = TensorDict({"x": torch.ones(20, 50, 4, 4)}, batch_size=20)
 
 
-def out(net, key=KEY, td=BIG):
+def out(net: Any, key: Any = KEY, td: Any = BIG) -> Any:
     module = TensorDictModule(net, ["x"], ["y"])
     return module(module.params(), td, key=key)["y"]
 
