@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import grad_and_value
 
 import tdfunc
-from tdfunc import TensorClass, TensorDict, from_module
+from tdfunc import TensorClass, TensorDict, from_module, optim
 from tdfunc.func import functional_call
 from tdfunc.objectives import RewardModelLoss, RewardModelLossOutput
 
@@ -25,24 +25,6 @@ class Pairs(TensorClass):
 
     chosen: torch.Tensor
     rejected: torch.Tensor
-
-
-class Adam(TensorClass):
-    """Parameters with the running moments of their gradients."""
-
-    params: TensorDict
-    first: TensorDict
-    second: TensorDict
-    count: int = 0
-
-    def step(self, grads: TensorDict, rate: float) -> "Adam":
-        """Return the state after one step."""
-        count = self.count + 1
-        first = self.first * 0.9 + grads * 0.1
-        second = self.second * 0.99 + grads**2 * 0.01
-        scale = (second / (1 - 0.99**count)).sqrt() + 1e-8
-        params = self.params - first / (1 - 0.9**count) / scale * rate
-        return Adam(params, first, second, count)
 
 
 def load_images(seed: int) -> tuple[TensorDict, TensorDict]:
@@ -95,16 +77,17 @@ def main(argv: list[str] | None = None) -> int:
     params = from_module(NET, params_only=True).apply(
         lambda x: torch.randn(x.shape, generator=generator) / x.shape[-1] ** 0.5
     )
-    state = Adam(params, params * 0, params * 0)
+    adam = optim.adam(optim.linear(RATE, 0.0, max(1, args.steps)), betas=(0.9, 0.99))
+    state = adam.init(params)
     for step in range(args.steps):
         pairs = compare(train, BATCH, generator)
-        grads, (_, parts) = grad_and_value(objective, has_aux=True)(state.params, pairs)
-        state = state.step(grads, RATE * (1 - step / args.steps))
+        grads, (_, parts) = grad_and_value(objective, has_aux=True)(params, pairs)
+        params, state = optim.step(adam, grads, state, params)
         if step % 100 == 0:
             rows = (step, parts.total_loss(), parts.accuracy)
             print("step {}: loss {:.4f}, accuracy {:.4f}".format(*rows))
-    result = LOSS(state.params, test)
-    scores = score(state.params, held_out["image"]).squeeze(-1)
+    result = LOSS(params, test)
+    scores = score(params, held_out["image"]).squeeze(-1)
     means = [scores[held_out["digit"] == digit].mean().item() for digit in range(10)]
     print("mean score of 0 to 9:", " ".join([f"{mean:.1f}" for mean in means]))
     accuracy = float(result["accuracy"])

@@ -34,6 +34,7 @@ from tdfunc._ops import (
     fuse,
     index,
     join,
+    lazy,
     leafwise,
     logic,
     losses,
@@ -48,6 +49,7 @@ from tdfunc._ops import (
     sequences,
     shape,
     state,
+    training,
     unary,
 )
 from tdfunc._ops import at as rows
@@ -138,7 +140,54 @@ def split(draw: Draw) -> Any:
     )
 
 
+OPTIMIZERS: dict[str, Callable[[], tdfunc.optim.GradientTransformation]] = {
+    "adam": tdfunc.optim.adam,
+    "amsgrad": lambda: tdfunc.optim.adamw(amsgrad=True),
+    "sgd": lambda: tdfunc.optim.sgd(0.1, 0.9),
+    "rmsprop": lambda: tdfunc.optim.rmsprop(centered=True, momentum=0.5),
+    "adagrad": tdfunc.optim.adagrad,
+    "lion": tdfunc.optim.lion,
+    "lamb": tdfunc.optim.lamb,
+    "clipped": lambda: tdfunc.optim.chain(
+        tdfunc.optim.clip(0.5), tdfunc.optim.clip_by_global_norm(1.0)
+    ),
+    "accumulated": lambda: tdfunc.optim.accumulate(tdfunc.optim.adam(), 2),
+    "masked": lambda: tdfunc.optim.masked(
+        tdfunc.optim.adam(), lambda _, x: x.dim() > 1
+    ),
+    "flat": lambda: tdfunc.optim.flat(tdfunc.optim.adam()),
+}
+
+
+def step_of(
+    make: Callable[[], tdfunc.optim.GradientTransformation],
+) -> Callable[[Draw, TensorDict], Call]:
+    """Return a line for a step of an optimizer, whose state must not change either."""
+
+    def line(_: Draw, td: TensorDict) -> Call:
+        tx = make()
+        params, _ = tdfunc.partition(td, "inexact")
+        state = tx.init(params)
+        _, state = tx.update(params, state, params)
+        return tx.update, params, state, params
+
+    return line
+
+
 # Operations by the name that the library lists them under.
+CHUNKS = st.none() | st.integers(1, 2)
+
+
+def squares(td: TensorDict) -> torch.Tensor:
+    """Return the sum of the squares of all that is not an integer."""
+    total = torch.zeros(())
+    for path in td.keys(True, True):
+        x = td[path]
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            total = total + (x * x).sum().float()
+    return total
+
+
 OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.entries
     "set": lambda draw, td: (
@@ -366,6 +415,19 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # _ops.join
     "stack": lambda draw, td: (tdfunc.stack, [td, td], dim_of(draw, td, 1)),
     "cat": lambda draw, td: (tdfunc.cat, [td, td], dim_of(draw, td)),
+    # _ops.lazy
+    "lazy_stack": lambda draw, td: (
+        lambda tds, dim: tdfunc.lazy_stack(tds, dim) * 2,
+        [td, td],
+        dim_of(draw, td, 1),
+    ),
+    "maybe_dense_stack": lambda draw, td: (
+        tdfunc.maybe_dense_stack,
+        [td, td[None][0] * 1.0],
+        dim_of(draw, td, 1),
+    ),
+    "to_lazystack": lambda draw, td: (tdfunc.to_lazystack, td, dim_of(draw, td)),
+    "densify": lambda _, td: (tdfunc.densify, tdfunc.lazy_stack([td, td])),
     # _ops.pack
     "pack": lambda draw, td: (
         lambda td, dim: (flat := tdfunc.pack(td, dim))[1].unpack(flat[0]),
@@ -499,6 +561,40 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         tdfunc.combine,
         *tdfunc.partition(td, split(draw)),
     ),
+    # _ops.training
+    "global_norm": just(tdfunc.global_norm),
+    "tree_dot": lambda _, td: (tdfunc.tree_dot, td, td),
+    "cosine_similarity": lambda _, td: (tdfunc.cosine_similarity, td, td),
+    "polyak": lambda _, td: (tdfunc.polyak, td, td, 0.5),
+    "check_finite": just(tdfunc.check_finite),
+    "tree_where": lambda draw, td: (tdfunc.tree_where, mask_for(draw, td), td, td),
+    # Transforms, of functions whose value depends on what can have a derivative.
+    "vmap": lambda draw, td: (
+        tdfunc.vmap(lambda t: t + t, dim_of(draw, td[None]), chunk_size=draw(CHUNKS)),
+        td[None],
+    ),
+    "grad": just(tdfunc.grad(squares)),
+    "grad_and_value": just(tdfunc.grad_and_value(squares)),
+    "vjp": just(lambda td: tdfunc.vjp(squares, td)[1](torch.ones(()))),
+    "jvp": just(lambda td: tdfunc.jvp(squares, (td,), (td,))),
+    "linearize": just(lambda td: tdfunc.linearize(squares, td)[1](td)),
+    "jacrev": just(tdfunc.jacrev(lambda t: (squares(t), t))),
+    "jacfwd": just(tdfunc.jacfwd(lambda t: (squares(t), t))),
+    "hessian": just(tdfunc.hessian(squares)),
+    "scan": just(lambda td: tdfunc.scan(lambda c, x: (c + 1, x), torch.zeros(()), td)),
+    "while_loop": just(
+        lambda td: tdfunc.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1]), (torch.tensor(0), td)
+        )
+    ),
+    "cond": just(
+        lambda td: tdfunc.cond(torch.tensor(True), lambda t: t + t, lambda t: t, (td,))
+    ),
+    "associative_scan": just(
+        lambda td: tdfunc.associative_scan(lambda a, b: a + b, td[None])
+    ),
+    "checkpoint": just(tdfunc.grad(tdfunc.checkpoint(squares))),
+    "stop_gradient": just(tdfunc.stop_gradient),
 }
 
 # What reads a tree, or sends it somewhere, and is listed nowhere.
@@ -512,6 +608,8 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         dim_of(draw, td),
     ),
     "random.choice": lambda draw, td: (random.choice, key_for(draw), td, [2]),
+    **{name: step_of(make) for name, make in OPTIMIZERS.items()},
+    "apply_updates": lambda _, td: (tdfunc.optim.apply_updates, td, td),
     "read": lambda draw, td: (operator.getitem, td, path_in(draw, td)),
     "get": lambda draw, td: (TensorDict.get, td, draw(keys())),
     "contains": lambda draw, td: (operator.contains, td, draw(keys())),
@@ -541,7 +639,7 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         lambda td: autograd.grad([(td * 1.5).sum()], [td], materialize_grads=True)
     ),
     "radd": lambda _, td: (operator.add, torch.ones(td.batch_size), td),
-    "vmap": lambda _, td: (
+    "torch.vmap": lambda _, td: (
         torch.vmap(lambda t: t + t),
         td
         if td.batch_dims and td.batch_size[0]
@@ -553,9 +651,9 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
 def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
-    more = (logic, order, pack, pieces, pointwise, pytrees, reduce, restructure, rows)
-    others = (casts, facts, fuse, naming, sequences, shape, state, unary)
-    for module in (*modules, *more, *others):
+    more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
+    others = (rows, casts, facts, fuse, naming, sequences, shape, state, unary)
+    for module in (*modules, *more, *others, training):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
@@ -564,15 +662,8 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {
-    *(
-        "as_dim",
-        "PackLayout",
-        "PyTreeDef",
-        "ValuesIndices",
-        "children",
-        "unfolded",
-        "with_size",
-    ),
+    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+    *("norm_of", "with_size"),
 }
 
 
@@ -597,7 +688,10 @@ def inputs(draw: st.DrawFn) -> TensorDict:
 
 # torch's own: a variance of no element, what vmap has no rule for, complex halves.
 @pytest.mark.filterwarnings(
-    "ignore:var", "ignore:std", "ignore:ComplexHalf", "ignore:Casting complex"
+    "ignore:var",
+    "ignore:std",
+    "ignore:ComplexHalf",
+    "ignore:Casting complex",
 )
 @pytest.mark.parametrize("name", [*OPERATIONS, *OTHERS])
 @given(td=inputs(), data=st.data())

@@ -10,6 +10,7 @@ from tdfunc import errors as errors
 from tdfunc import func as func
 from tdfunc import nn as nn
 from tdfunc import objectives as objectives
+from tdfunc import optim as optim
 from tdfunc import random as random
 from tdfunc import typing as typing
 
@@ -220,6 +221,12 @@ from tdfunc._ops.shape import unsqueeze as unsqueeze
 from tdfunc._ops.shape import view as view
 from tdfunc._ops.state import load_state_dict as load_state_dict
 from tdfunc._ops.state import state_dict as state_dict
+from tdfunc._ops.training import check_finite as check_finite
+from tdfunc._ops.training import cosine_similarity as cosine_similarity
+from tdfunc._ops.training import global_norm as global_norm
+from tdfunc._ops.training import polyak as polyak
+from tdfunc._ops.training import tree_dot as tree_dot
+from tdfunc._ops.training import tree_where as tree_where
 from tdfunc._ops.unary import acos as acos
 from tdfunc._ops.unary import acosh as acosh
 from tdfunc._ops.unary import angle as angle
@@ -281,14 +288,29 @@ from tdfunc._ops.unary import trunc as trunc
 from tdfunc._tensorclass import TensorClass as TensorClass
 from tdfunc._tensorclass import tensorclass as tensorclass
 from tdfunc._tensordict import TensorDict as TensorDict
+from tdfunc.func import associative_scan as associative_scan
+from tdfunc.func import checkpoint as checkpoint
 
 # Functional training
 from tdfunc.func import combine as combine
+from tdfunc.func import cond as cond
 from tdfunc.func import dynamic_shapes as dynamic_shapes
 from tdfunc.func import from_module as from_module
 from tdfunc.func import from_modules as from_modules
+from tdfunc.func import grad as grad
+from tdfunc.func import grad_and_value as grad_and_value
+from tdfunc.func import hessian as hessian
 from tdfunc.func import in_dims as in_dims
+from tdfunc.func import jacfwd as jacfwd
+from tdfunc.func import jacrev as jacrev
+from tdfunc.func import jvp as jvp
+from tdfunc.func import linearize as linearize
 from tdfunc.func import partition as partition
+from tdfunc.func import scan as scan
+from tdfunc.func import stop_gradient as stop_gradient
+from tdfunc.func import vjp as vjp
+from tdfunc.func import vmap as vmap
+from tdfunc.func import while_loop as while_loop
 
 __version__ = "0.1.0"
 
@@ -297,6 +319,7 @@ __all__ = [
     "func",
     "nn",
     "objectives",
+    "optim",
     "typing",
     "Schema",
     "LazyStackedTensorDict",
@@ -529,6 +552,12 @@ __all__ = [
     "load_state_dict",
     "state_dict",
     "tensorclass",
+    "check_finite",
+    "cosine_similarity",
+    "global_norm",
+    "polyak",
+    "tree_dot",
+    "tree_where",
     "view",
     "TensorClass",
     "TensorDict",
@@ -569,4 +598,19 @@ __all__ = [
     "bitwise_right_shift",
     "count_nonzero",
     "nanmedian",
+    "associative_scan",
+    "checkpoint",
+    "cond",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "scan",
+    "stop_gradient",
+    "vjp",
+    "vmap",
+    "while_loop",
 ]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 import torch
 
 from tdfunc._core.keys import as_path, is_key
-from tdfunc._core.node import Node, missing
+from tdfunc._core.node import Node, missing, settled_size
 from tdfunc._core.statics import NO_STATICS
-from tdfunc._ops import entries, lazy, restructure
-from tdfunc._ops.members import Members, lazy_node
-from tdfunc._tensordict import TensorDict, Tree
+from tdfunc._ops import lazy
+from tdfunc._ops.members import Members
+from tdfunc._tensordict import Tree
 from tdfunc.errors import ShapeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tdfunc.typing import Path
 
@@ -83,10 +83,10 @@ class LazyStackedTensorDict(Tree, lazy=True):
     @property
     def batch_size(self) -> torch.Size:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The batch size of the members with the stack dim; -1 where they differ."""
-        # Without members while an operation looks at the rest of a tree.
-        return self._members.shape if self._leaves else super().batch_size
-
-    shape = batch_size  # pyright: ignore[reportAssignmentType]
+        # Without members while an operation looks at the rest of a tree, and with
+        # something else in trees of dims.
+        held = self._leaves[0] if self._leaves else None
+        return held.shape if isinstance(held, Members) else settled_size(self)
 
     # Reading
 
@@ -174,108 +174,6 @@ class LazyStackedTensorDict(Tree, lazy=True):
         """Return whether no member holds anything."""
         return all([tree.is_empty() for tree in self.tensordicts])
 
-    def equal(self, other: object, *, equal_nan: bool = False) -> bool:
-        """Return whether `other` is a lazy stack of equal members along one dim."""
-        if not isinstance(other, LazyStackedTensorDict):
-            return False
-        mine, theirs = self.tensordicts, other.tensordicts
-        if len(mine) != len(theirs) or self.stack_dim != other.stack_dim:
-            return False
-        pairs = zip(mine, theirs, strict=True)
-        return self.names == other.names and all(
-            [a.equal(b, equal_nan=equal_nan) for a, b in pairs]
-        )
-
-    # Entries of the members
-
-    def _each(self, fn: Callable[..., Any], *operands: Any) -> Self:
-        return lazy_node(self._members.each(fn, *operands), self._names)
-
-    def set(self, key: str | Path, value: Any) -> Self:
-        """Return the stack with `value`, of the whole batch size, in its members.
-
-        Args:
-            key: a key or a path.
-            value: what `TensorDict.set` takes, with the batch size of the stack; a
-                lazy stack of the same length gives each member its own.
-
-        Raises:
-            BatchSizeError: it does not start with the batch size.
-            ShapeError: the members have other batch sizes, which one value can not.
-        """
-        return self.update(TensorDict({}, self._whole_size()).set(key, value))
-
-    def update(self, other: Any = None, **options: Any) -> Self:
-        """Return the stack with the entries of `other` in its members.
-
-        Args:
-            other: a mapping or tree with the batch size of the stack, or a lazy stack
-                of the same length.
-            options: those of `TensorDict.update`.
-        """
-        only = {"only": options.pop("only")} if "only" in options else {}
-        for source in (other, options or None):
-            if source is not None:
-                is_tree = isinstance(source, Node)
-                tree = source if is_tree else TensorDict(source, self._whole_size())
-                if type(tree).is_lazy:
-                    tree = tree._leaves[0]
-                self = self._each(lambda t, o: t.update(o, **only), tree)  # noqa: PLW0642
-        return self
-
-    def _whole_size(self) -> torch.Size:
-        size = self.batch_size
-        if -1 in size:
-            raise ShapeError(
-                "the members have other batch sizes, which one value can not have",
-                got=list(size),
-                fix="tdfunc.lazy_stack([t.set(key, value) for t in td.tensordicts])",
-            )
-        return size
-
-    def drop(self, *keys: str | Path) -> Self:
-        """Return the stack with entries dropped from every member that has them.
-
-        Raises:
-            MissingKeyError: no member has one of them.
-        """
-        for key in keys:
-            if not any([key in tree for tree in self.tensordicts]):
-                raise self._missing(as_path(key))
-        return self._each(lambda t: entries.exclude(t, *keys))
-
-    def select(self, *keys: str | Path, strict: bool = True) -> Self:
-        """Return the stack with only these entries in every member."""
-        return self._each(lambda t: entries.select(t, *keys, strict=strict))
-
-    def exclude(self, *keys: str | Path) -> Self:
-        """Return the stack without these entries in any member."""
-        return self._each(lambda t: entries.exclude(t, *keys))
-
-    def rename_key(self, old: str | Path, new: str | Path) -> Self:
-        """Return the stack with an entry of every member under another key."""
-        return self._each(lambda t: restructure.rename_key(t, old, new))
-
-    def rename_keys(self, names: Any, **options: Any) -> Self:
-        """Return the stack with entries of every member under other keys."""
-        return self._each(lambda t: restructure.rename_keys(t, names, **options))
-
-    def flatten_keys(self, separator: str = ".", **options: Any) -> Self:
-        """Return the stack of members whose nested keys are joined."""
-        return self._each(lambda t: restructure.flatten_keys(t, separator, **options))
-
-    def unflatten_keys(self, separator: str = ".") -> Self:
-        """Return the stack of members whose joined keys are nested."""
-        return self._each(lambda t: restructure.unflatten_keys(t, separator))
-
-    def filter_empty(self) -> Self:
-        """Return the stack of members without empty nodes."""
-        return self._each(restructure.filter_empty)
-
-    def filter_non_tensor(self) -> Self:
-        """Return the stack of members with only what is a tensor."""
-        return self._each(restructure.filter_non_tensor)
-
     # Members
 
     def append(self, td: Node) -> Self:
@@ -302,19 +200,9 @@ class LazyStackedTensorDict(Tree, lazy=True):
         name = None if names is None else names[self.stack_dim]
         return lazy.lazy_stack(trees, self.stack_dim, name=name)
 
-    def to_tensordict(self, **options: Any) -> Any:
-        """Return the dense tree, with copies; see `densify` and its errors."""
-        return lazy.densify(self).to_tensordict(**options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dict of the entries that all members have, each stacked.
-
-        Raises:
-            ShapeError: the members have other shapes.
-        """
-        return lazy.densify(self.select(*self.keys())).to_dict()
-
     def __repr__(self) -> str:
+        if self._members.known_shape is None:
+            return f"LazyStackedTensorDict({self._members!r})"
         fields: list[str] = []
         for key in self.keys(sort=True):
             try:

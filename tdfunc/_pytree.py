@@ -16,6 +16,7 @@ import optree.registry
 import torch
 
 from tdfunc._core._torch import PLAIN_TYPES, is_tracing, pytree
+from tdfunc._core.build import nested
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore, settled_size
 from tdfunc._core.pickling import rebuild_leaf
@@ -24,7 +25,6 @@ from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import (
     NO_STATICS,
     Statics,
-    gather_statics,
     rebuild_statics,
 )
 from tdfunc._lazystack import LazyStackedTensorDict
@@ -75,7 +75,7 @@ def unflatten(children: Iterable[Any], context: Context) -> Any:
     td = make(schema, leaves, statics, size, names)
     if size is None and traced:
         # Settled at once: a schema exchanged later would be a side effect.
-        td.batch_size  # noqa: B018
+        settled_size(td)
     return td
 
 
@@ -83,31 +83,12 @@ def _with_nodes(
     schema: Schema, leaves: tuple[Any, ...], statics: Statics
 ) -> tuple[Schema, tuple[Any, ...], Statics]:
     """Make nested nodes of the trees among the leaves, as jacobians have them."""
-    ranks = schema.ranks()
     counts = [
         leaf.dim() - rank
-        for leaf, rank in zip(leaves, ranks, strict=True)
+        for leaf, rank in zip(leaves, schema.ranks(), strict=True)
         if isinstance(leaf, (torch.Tensor, Node))
     ]
-    batch = max(0, min(counts))
-    nodes: list[tuple[int, Schema, int]] = []
-    flat: list[Any] = []
-    for slot, leaf in enumerate(leaves):
-        if isinstance(leaf, Node):
-            surplus = max(0, leaf.batch_dims - batch)
-            nodes.append((slot, leaf._schema, surplus))
-            flat.extend(leaf._leaves)
-        else:
-            flat.append(leaf)
-    new = schema.replaced(tuple(nodes))
-    places = {path: (statics, at) for at, path in enumerate(schema.static_paths())}
-    paths = schema.paths()
-    for slot, leaf in enumerate(leaves):
-        if isinstance(leaf, Node):
-            for at, path in enumerate(leaf._schema.static_paths()):
-                places[(*paths[slot], *path)] = (leaf._statics, at)
-    box = gather_statics([places[path] for path in new.static_paths()])
-    return new, tuple(flat), box
+    return nested(schema, leaves, statics, max(0, min(counts)))
 
 
 def flatten_with_keys(td: Node) -> tuple[list[tuple[Any, Any]], Context]:
@@ -264,14 +245,16 @@ def register(cls: type[Node], serialized_name: str | None) -> None:
 class StackContext:
     """What is left of the members of a lazy stack: where the stack dim is.
 
-    Counted from the last batch dim. Like feature ranks it rides along uncompared.
+    With the sizes of the other dims and the level of
+    transforms. Like feature ranks it rides along uncompared.
     """
 
-    __slots__ = ("behind", "rest")
+    __slots__ = ("dim", "level", "rest")
 
-    def __init__(self, behind: int, rest: tuple[int, ...]) -> None:
-        self.behind = behind
+    def __init__(self, dim: int, rest: tuple[int, ...], level: int = 0) -> None:
+        self.dim = dim
         self.rest = rest
+        self.level = level
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StackContext)
@@ -280,17 +263,20 @@ class StackContext:
         return hash(StackContext)
 
     def __repr__(self) -> str:
-        return f"StackContext({self.behind}, {self.rest})"
+        return f"StackContext({self.dim}, {self.rest})"
 
 
 def flatten_members(members: Members) -> tuple[tuple[Any, ...], StackContext]:
     """Return the members with the stack dim at size 1, and where it is."""
-    return members.flat(), StackContext(members.behind, members.rest)
+    context = StackContext(*members.where, members.level)
+    return members.flat(), context
 
 
 def unflatten_members(children: Iterable[Any], context: StackContext) -> Members:
     """Return members of whatever a pytree function made of them."""
-    return Members.unflattened(tuple(children), context.behind, context.rest)
+    return Members.unflattened(
+        tuple(children), context.dim, context.rest, context.level
+    )
 
 
 def flatten_members_with_keys(
@@ -324,7 +310,7 @@ def _register_members() -> None:
         flatten_members,
         unflatten_members,
         serialized_type_name="tdfunc.Members",
-        to_dumpable_context=lambda c: [c.behind, list(c.rest)],
+        to_dumpable_context=lambda c: [c.dim, list(c.rest)],
         from_dumpable_context=lambda data: StackContext(data[0], tuple(data[1])),
         flatten_with_keys_fn=flatten_members_with_keys,
     )

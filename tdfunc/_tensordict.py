@@ -39,6 +39,7 @@ from tdfunc._ops import (
     restructure,
     shape,
     state,
+    training,
     unary,
 )
 from tdfunc._ops import at as _at
@@ -346,6 +347,13 @@ class Tree(Node):
     quantile = reduce.quantile
     std = reduce.std
     var = reduce.var
+
+    # As one vector
+    check_finite = training.check_finite
+    cosine_similarity = training.cosine_similarity
+    global_norm = training.global_norm
+    polyak = training.polyak
+    tree_dot = training.tree_dot
 
     # Along one dim
     argsort = order.argsort

@@ -22,6 +22,7 @@ __all__ = [
     "InvalidKeyError",
     "InvalidLeafError",
     "MissingKeyError",
+    "NotFiniteError",
     "OperandError",
     "OptionError",
     "PathThroughLeafError",
@@ -123,6 +124,10 @@ class TreeIndexError(TdfuncError, IndexError):
 
 class StructureError(TdfuncError, KeyError, ValueError):
     """Trees that must have the same entries do not; all differences are listed."""
+
+
+class NotFiniteError(TdfuncError, ValueError, ArithmeticError):
+    """An element is NaN or infinite; all leaves that have one are listed."""
 
 
 class OperandError(TdfuncError, TypeError, ValueError):

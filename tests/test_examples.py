@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 for needed in ("matplotlib", "sklearn", "tqdm"):
     pytest.importorskip(needed, reason="the examples need the extra `examples`")
 
-from examples import reward_model, train_ensemble  # noqa: E402 - its imports come with the extra
+# After the check: the imports of an example come with the extra
+from examples import (  # noqa: E402
+    hyper_gradient,
+    maml_sinusoid,
+    per_sample_grads,
+    reward_model,
+    train_ensemble,
+)
 
 SHORT = ["--members", "2", "--steps", "10"]
 
@@ -164,15 +171,80 @@ class TestRewardModel:
         assert (pairs.chosen > pairs.rejected).all()
         assert 400 == len(held_out)
 
-    def test_adam_is_that_of_torch(self) -> None:
-        expected = torch.tensor([1.0, -2.0], requires_grad=True)
-        optimizer = torch.optim.Adam([expected], lr=0.1, betas=(0.9, 0.99))
-        params = TensorDict(w=expected.detach().clone())
-        state = reward_model.Adam(params, params * 0, params * 0)
-        for step in range(4):
-            expected.grad = torch.tensor([1.0, 2.0]) * (step - 1.5)
-            optimizer.step()
-            state = state.step(TensorDict(w=expected.grad), 0.1)
 
-        assert 4 == state.count
-        torch.testing.assert_close(state.params["w"], expected.detach())
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (per_sample_grads, r"accuracy with noise 0\.8: (0\.9[5-9]|1\.0)\d*, reaches"),
+        (maml_sinusoid, r"one step leaves 0\.[0-4]\d of it, which reaches 0\.5"),
+        (hyper_gradient, r"loss \S+, with the best single rate \S+: reaches"),
+    ],
+    ids=["per_sample_grads", "maml_sinusoid", "hyper_gradient"],
+)
+def test_functional_training_reaches_its_goal(
+    example: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.get_rng_state()
+
+    assert 0 == example.main([])
+
+    assert re.search(said, capsys.readouterr().out)
+    assert torch.equal(before, torch.get_rng_state())
+    assert 1 == example.main(["--steps", "0"])
+    assert "misses" in capsys.readouterr().out
+
+
+class TestPerSampleGrads:
+    def test_a_row_moves_the_sum_by_at_most_its_clipped_norm(self) -> None:
+        """What differential privacy rests on: no row has more influence than CLIP."""
+        generator = torch.Generator().manual_seed(0)
+        rows, params = (
+            per_sample_grads.load_rows(16, generator),
+            per_sample_grads.init(generator),
+        )
+        far = rows.set("point", rows["point"] * 1e4)
+        for row in (rows[3], far[3]):
+            grads = per_sample_grads.clipped_grad(params, row)
+            assert grads.global_norm() <= per_sample_grads.CLIP * (1 + 1e-5)
+
+    def test_noise_is_that_of_the_generator(self) -> None:
+        rows = per_sample_grads.load_rows(16, torch.Generator().manual_seed(0))
+        params = per_sample_grads.init(torch.Generator().manual_seed(0))
+        first, again, other = [
+            per_sample_grads.private_grad(
+                params, rows, torch.Generator().manual_seed(seed)
+            )
+            for seed in (1, 1, 2)
+        ]
+        assert (first == again).all()
+        assert not (first == other).all()
+
+
+class TestMaml:
+    def test_outer_gradient_sees_the_inner_step(self) -> None:
+        """It differs from that of a first-order method, which holds the step fixed."""
+        generator = torch.Generator().manual_seed(0)
+        params = maml_sinusoid.init(generator).to(torch.float64)
+        tasks = maml_sinusoid.draw_tasks(3, generator).to(torch.float64)
+
+        maml_sinusoid.check(params, tasks)
+
+        whole = torch.func.grad(maml_sinusoid.meta_loss)(params, tasks)
+        fixed = [
+            torch.func.grad(maml_sinusoid.error)(
+                maml_sinusoid.adapted(params, tasks[i], 1).detach(), tasks[i]["judge"]
+            )
+            for i in range(3)
+        ]
+        first_order = (fixed[0] + fixed[1] + fixed[2]) / 3
+        assert whole.cosine_similarity(first_order) < 1 - 1e-6
+
+
+class TestHyperGradient:
+    def test_a_rate_that_is_too_small_should_grow(self) -> None:
+        rows = hyper_gradient.load_rows(torch.Generator().manual_seed(0))
+        rates = hyper_gradient.uniform(torch.tensor(-12.0, dtype=torch.float64))
+
+        grads = torch.func.grad(hyper_gradient.outer_loss)(rates, rows)
+
+        assert all(grads[name] < 0 for name in hyper_gradient.SCALES)

@@ -39,6 +39,7 @@ __all__ = [
     "assemble",
     "assemble_flat",
     "map_unbatched",
+    "nested",
     "whole_node",
 ]
 
@@ -296,6 +297,9 @@ def whole_node(
         BatchSizeError: a leaf does not start with `batch_size`.
         InvalidLeafError: a leaf is no tensor.
     """
+    if type(node).is_lazy:
+        stack: Any = node
+        node = stack.densify()
     part = _node_part(node, (), batch_size, device)
     schema = node._schema.rebased(node.batch_dims, len(batch_size))
     schema = Schema(cls, schema.keys, schema.kids, schema.surplus)
@@ -329,6 +333,36 @@ def _node_part(
         leaves = tuple([leaf.to(device) for leaf in leaves])
         statics = map_unbatched(schema, statics, lambda x: x.to(device))
     return Part(schema, surplus, leaves, statics)
+
+
+def nested(
+    schema: Schema, leaves: tuple[Any, ...], statics: Statics, dims: int
+) -> tuple[Schema, tuple[Any, ...], Statics]:
+    """Return schema, leaves and statics in which the trees among `leaves` are nodes.
+
+    Args:
+        schema: the structure of the leaves.
+        leaves: tensors and trees.
+        statics: those of the schema.
+        dims: how many batch dims the whole has.
+    """
+    nodes: list[tuple[int, Schema, int]] = []
+    flat: list[Any] = []
+    for slot, leaf in enumerate(leaves):
+        if isinstance(leaf, Node):
+            nodes.append((slot, leaf._schema, max(0, leaf.batch_dims - dims)))
+            flat.extend(leaf._leaves)
+        else:
+            flat.append(leaf)
+    new = schema.replaced(tuple(nodes))
+    places = {path: (statics, at) for at, path in enumerate(schema.static_paths())}
+    paths = schema.paths()
+    for slot, leaf in enumerate(leaves):
+        if isinstance(leaf, Node):
+            for at, path in enumerate(leaf._schema.static_paths()):
+                places[(*paths[slot], *path)] = (leaf._statics, at)
+    box = gather_statics([places[path] for path in new.static_paths()])
+    return new, tuple(flat), box
 
 
 def map_unbatched(

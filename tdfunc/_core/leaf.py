@@ -32,6 +32,25 @@ class LeafLike:
     __slots__ = ()
 
     @property
+    def shape(self) -> torch.Size:
+        """The shape that a tensor in its place has."""
+        raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it takes part in autograd."""
+        raise NotImplementedError
+
+    def same(self, other: object, *, equal_nan: bool) -> bool:
+        """Return whether another stands for equal values."""
+        raise NotImplementedError
+
+    @property
+    def trees(self) -> tuple[Any, ...]:
+        """The trees that it holds."""
+        raise NotImplementedError
+
+    @property
     def known_shape(self) -> torch.Size | None:
         """The shape, None while it can not be told."""
         raise NotImplementedError

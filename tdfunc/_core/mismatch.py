@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tdfunc._core.schema import Schema, kind_name
+from tdfunc._core.schema import Schema, is_lazy, kind_name
 from tdfunc.errors import StructureError, show_path
 
 if TYPE_CHECKING:
@@ -60,8 +60,13 @@ def check_same_entries(
 
 def _kinds(schema: Schema) -> dict[Path, str]:
     kinds: dict[Path, str] = {}
+    closed: dict[Path, bool] = {(): is_lazy(schema)}
     for path, kid, *_ in schema.walk():
+        if closed[path[:-1]]:
+            continue
         kinds[path] = _kind(kid)
+        if isinstance(kid, Schema):
+            closed[path] = is_lazy(kid)
     return kinds
 
 

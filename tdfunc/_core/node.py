@@ -19,7 +19,7 @@ from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.leaf import LeafLike
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
 from tdfunc._core.rows import decode
-from tdfunc._core.schema import ROWS, Schema, kind_name
+from tdfunc._core.schema import ROWS, Schema, is_lazy, is_tensor, kind_name
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc.errors import (
     ImmutableError,
@@ -153,6 +153,8 @@ class Node:
         if lazy:
             Node._lazy = cls
             cls.is_lazy = True
+            cls._home = cls.__name__
+            setattr(HOMES, cls._home, cls)
         for name, value in list(vars(cls).items()):
             if callable(value) and not name.startswith("_"):
                 refused = f"{name}_"
@@ -310,7 +312,7 @@ class Node:
         if self._schema.find(path) is not None:
             return entry_at(self, path)
         inside = self._schema.lazy_on(path)
-        if inside:
+        if inside > 0:
             return entry_at(self, path[:inside]).get(path[inside:], default)
         if default is not MISSING:
             return default
@@ -329,7 +331,7 @@ class Node:
             )
         path = as_path(key)
         inside = self._schema.lazy_on(path)
-        if inside:
+        if inside > 0:
             return path[inside:] in entry_at(self, path[:inside])
         return self._schema.find(path) is not None
 
@@ -353,6 +355,9 @@ class Node:
             >>> TensorDict({"b": {"c": 1}, "a": 2, "s": "x"}).keys(True)
             ('b', ('b', 'c'), 'a', 's')
         """
+        if include_nested and self._schema.lazy:
+            steps = listed_apart(self, leaves_only=bool(leaves_only), sort=bool(sort))
+            return tuple([short(path) for path in steps])
         return self._schema.names(bool(include_nested), bool(leaves_only), bool(sort))
 
     def values(
@@ -363,6 +368,9 @@ class Node:
         sort: bool = False,
     ) -> tuple[Any, ...]:
         """Return the entries, in the order of `keys` with the same arguments."""
+        if include_nested and self._schema.lazy:
+            paths = listed_apart(self, leaves_only=bool(leaves_only), sort=bool(sort))
+            return tuple([entry_at(self, path) for path in paths])
         steps = self._schema.listed(bool(include_nested), bool(leaves_only), bool(sort))
         return tuple([entry_at(self, step.path) for step in steps])
 
@@ -374,6 +382,9 @@ class Node:
         sort: bool = False,
     ) -> tuple[tuple[Any, Any], ...]:
         """Return pairs of key and entry, in the order of `keys`."""
+        if include_nested and self._schema.lazy:
+            paths = listed_apart(self, leaves_only=bool(leaves_only), sort=bool(sort))
+            return tuple([(short(path), entry_at(self, path)) for path in paths])
         steps = self._schema.listed(bool(include_nested), bool(leaves_only), bool(sort))
         return tuple([(short(s.path), entry_at(self, s.path)) for s in steps])
 
@@ -501,7 +512,9 @@ def entry_at(node: Node, path: Path) -> Any:
     found = schema.find(path)
     if found is None:
         inside = schema.lazy_on(path)
-        if inside:
+        if inside == 0:
+            return node[path]
+        if inside > 0:
             return entry_at(node, path[:inside])[path[inside:]]
         raise missing(node, path)
     kid = found.kid
@@ -522,6 +535,25 @@ def value_at(node: Node, path: Path, kid: int, lo: int, slo: int) -> Any:
     codes = node._leaves[lo]
     # A pytree function may have put anything there.
     return decode(codes, value, path) if isinstance(codes, torch.Tensor) else codes
+
+
+def listed_apart(node: Node, *, leaves_only: bool, sort: bool) -> list[Path]:
+    """Return the paths of all entries of a tree in which lazy stacks are.
+
+    Inside a stack these are the entries that its members share.
+    """
+    paths: list[Path] = []
+    stacks: set[Path] = set()
+    for path, kid, *_ in node._schema.walk():
+        if path[:-1] in stacks:
+            continue
+        if is_tensor(kid) or not leaves_only:
+            paths.append(path)
+        if isinstance(kid, Schema) and is_lazy(kid):
+            stacks.add(path)
+            inside = entry_at(node, path).keys(True, leaves_only)  # noqa: FBT003
+            paths += [(*path, *as_path(key)) for key in inside]
+    return sorted(paths) if sort else paths
 
 
 def missing(
@@ -581,7 +613,7 @@ def size_at(node: Node, path: Path) -> torch.Size:
     if surplus:
         for leaf in node._leaves[lo:hi]:
             if isinstance(leaf, _LEAVES):
-                return leaf.shape[: len(size) + surplus]
+                return torch.Size(leaf.shape[: len(size) + surplus])
     return size
 
 

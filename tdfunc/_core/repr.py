@@ -13,6 +13,7 @@ from tdfunc._core.schema import (
     UNBATCHED,
     Schema,
     Step,
+    is_lazy,
     is_tensor,
     kind_name,
 )
@@ -161,7 +162,7 @@ def _value(node: Node, step: Step, batch: int) -> str:
 def _fields(node: Node) -> str:
     """Return ``{a: f32[3], n: {b: i64[]}}``, cut after `_MOST_FIELDS` entries."""
     dims = len(node.batch_size)
-    steps = node._schema.listed(True, False, True)  # noqa: FBT003
+    steps = _steps(node, sort=True)
     shown = [s for s in steps if len(s.path) <= _MOST_DEPTH][:_MOST_FIELDS]
     out: list[str] = []
     depth = 0
@@ -175,6 +176,9 @@ def _fields(node: Node) -> str:
         opened = isinstance(step.kid, Schema)
         if opened and level + 1 == _MOST_DEPTH and step.kid.keys:  # pyright: ignore[reportAttributeAccessIssue]
             out.append(_node(node, step, dims) + "{...}")
+            opened = False
+        elif isinstance(step.kid, Schema) and is_lazy(step.kid):
+            out.append(_stack(node, step))
             opened = False
         elif opened:
             out.append(_node(node, step, dims) + "{")
@@ -196,14 +200,37 @@ def _node(node: Node, step: Step, dims: int) -> str:
     return name
 
 
+def _steps(node: Node, *, sort: bool) -> list[Step]:
+    """Return the entries to print: none of what is in a lazy stack."""
+    steps = node._schema.listed(True, False, sort)  # noqa: FBT003
+    stacks = {path for _, path, _ in node._schema.lazies()}
+    return [step for step in steps if step.path[:-1] not in stacks]
+
+
+def _stack(node: Node, step: Step) -> str:
+    """Return a lazy stack: its size, and how many trees lie along which dim."""
+    kid = cast("Schema", step.kid)
+    leaf = node._leaves[step.lo]
+    shape = "" if leaf.known_shape is None else str(list(leaf.shape))
+    return f"{kid.cls.__name__}{shape}({leaf!r})"
+
+
+def _stack_cells(node: Node, slot: int) -> tuple[str, str, str]:
+    leaf = node._leaves[slot]
+    shape = leaf.known_shape
+    return (str(list(shape)) if shape is not None else "", repr(leaf), "")
+
+
 def _key(key: str) -> str:
     return key if key.isidentifier() else repr(key)
 
 
 def _rows(node: Node) -> Iterator[tuple[str, str, str, str, str]]:
-    for path, kid, lo, slo, surplus in node._schema.walk():
+    for path, kid, lo, slo, surplus in _steps(node, sort=False):
         label = "  " * len(path) + _key(path[-1])
-        if isinstance(kid, Schema):
+        if isinstance(kid, Schema) and is_lazy(kid):
+            yield (label, kid.cls.__name__, *_stack_cells(node, lo))
+        elif isinstance(kid, Schema):
             name = "" if kid.cls is node._plain else kid.cls.__name__
             yield (label, name, "", "", "")
         elif not is_tensor(kid):

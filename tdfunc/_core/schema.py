@@ -55,6 +55,7 @@ __all__ = [
     "Schema",
     "Spliced",
     "Step",
+    "is_lazy",
     "is_leaf",
     "is_tensor",
 ]
@@ -501,7 +502,7 @@ class Schema:
         kid: Kid = self
         for i, key in enumerate(path):
             entry = schema.index.get(key)
-            if entry is None:
+            if entry is None or is_lazy(schema):
                 return None
             kid, offset, soffset, more = entry
             lo, slo, surplus = lo + offset, slo + soffset, surplus + more
@@ -537,7 +538,7 @@ class Schema:
         schema = self
         for i, key in enumerate(path[:-1]):
             entry = schema.index.get(key)
-            if entry is None:
+            if entry is None or is_lazy(schema):
                 return None
             kid = entry[0]
             if not isinstance(kid, Schema):
@@ -546,19 +547,19 @@ class Schema:
         return None
 
     def lazy_on(self, path: Path) -> int:
-        """Return how many keys of `path` lead to a lazy stack on its way, or 0."""
+        """Return how many keys of `path` lead to a lazy stack on the way, or -1."""
         schema = self
         if not schema.lazy:
-            return 0
-        for i, key in enumerate(path[:-1]):
+            return -1
+        for i, key in enumerate(path):
+            if is_lazy(schema):
+                return i
             entry = schema.index.get(key)
             kid = None if entry is None else entry[0]
             if not isinstance(kid, Schema):
-                return 0
+                return -1
             schema = kid
-            if _is_lazy(schema):
-                return i + 1
-        return 0
+        return -1
 
     def lazies(self) -> tuple[tuple[int, Path, int], ...]:
         """Return for every lazy stack its leaf, and path and surplus of its node."""
@@ -566,11 +567,11 @@ class Schema:
             return ()
         known = self._memo.get("lazies")
         if known is None:
-            found: list[tuple[int, Path, int]] = [(0, (), 0)] if _is_lazy(self) else []
+            found: list[tuple[int, Path, int]] = [(0, (), 0)] if is_lazy(self) else []
             found += [
                 (step.lo, step.path, step.surplus)
                 for step in self.walk()
-                if isinstance(step.kid, Schema) and _is_lazy(step.kid)
+                if isinstance(step.kid, Schema) and is_lazy(step.kid)
             ]
             known = self._remember("lazies", tuple(found))
         return known
@@ -607,7 +608,7 @@ class Schema:
             if entry is None or not isinstance(entry[0], Schema):
                 break
             schema = entry[0]
-        return schema.keys
+        return () if is_lazy(schema) else schema.keys
 
     def listed(self, nested: bool, leaves_only: bool, sort: bool) -> tuple[Step, ...]:  # noqa: FBT001
         """Return the entries that `keys`, `values` and `items` iterate over."""
@@ -979,7 +980,8 @@ class Schema:
             if isinstance(kid, Schema):
                 was = old + surplus
                 own = surplus + old - total[above]
-                dims[path] = dims[above] if own == 0 else max(dims[above], was)
+                follows = own == 0 and not is_lazy(kid)
+                dims[path] = dims[above] if follows else max(dims[above], was)
                 total[path] = was
                 surpluses.append(dims[path] - dims[above])
             elif is_leaf(kid):
@@ -1003,9 +1005,13 @@ class Schema:
         return known
 
     def of_class(self, cls: type[Any]) -> Schema:
-        """Return the structure in which every node is of one class."""
-        rows = [(*row[:3], None if row[3] is None else cls) for row in self.entries()]
-        return schema_from_entries(cls, rows)
+        """Return the structure in which every node is of one class, but lazy stacks."""
+
+        def other(old: type[Any] | None) -> type[Any] | None:
+            return old if old is None or getattr(old, "is_lazy", False) else cls
+
+        rows = [(*row[:3], other(row[3])) for row in self.entries()]
+        return schema_from_entries(other(self.cls) or cls, rows)
 
     def flattened(self) -> Schema:
         """Return the schema of scalars: every feature rank and surplus is 0."""
@@ -1030,8 +1036,9 @@ class Schema:
             above = dims[path[:-1]]
             if isinstance(kid, Schema):
                 inside = range(lo, lo + kid.n)
+                own = len(shapes[lo]) if is_lazy(kid) else most
                 dims[path] = (
-                    _shared_prefix(shapes, inside, most, above) if kid.n else above
+                    _shared_prefix(shapes, inside, own, above) if kid.n else above
                 )
                 surpluses.append(dims[path] - above)
             elif is_leaf(kid):
@@ -1400,7 +1407,10 @@ def kind_name(kid: Kid) -> str:
     return names.get(kid, "the rows of a list")
 
 
-def _is_lazy(schema: Schema) -> bool:
+def is_lazy(schema: Kid) -> bool:
+    """Return whether an entry of this kind is a lazy stack."""
+    if not isinstance(schema, Schema):
+        return False
     return schema.n > 0 and getattr(schema.cls, "is_lazy", False)
 
 
@@ -1488,15 +1498,16 @@ def _make(
     _put(schema, "order", keys if order == keys else order)
     _put(schema, "n", n)
     _put(schema, "m", m)
-    _put(schema, "slots", slots)
+    own = n > 0 and getattr(node_cls, "is_lazy", False)
+    # What a lazy stack holds its members under is no key that anybody can read.
+    _put(schema, "slots", {} if own else slots)
     _put(schema, "rows", tuple(rows))
     _put(schema, "index", index)
     _put(schema, "extra", extra)
     inside = [kid.records for kid in kids if isinstance(kid, Schema)]
     _put(schema, "records", _declares_fields(node_cls) or any(inside))
-    lazy = lazy or (n > 0 and getattr(node_cls, "is_lazy", False))
-    _put(schema, "lazy", lazy)
-    _put(schema, "plain", not rows and not lazy)
+    _put(schema, "lazy", lazy or own)
+    _put(schema, "plain", not rows and not lazy and not own)
     _put(schema, "_hash", own_hash)
     _put(schema, "_ranks", None)
     _put(schema, "_paths", None)

@@ -26,20 +26,25 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = [
+    "along_lazy",
     "around_lazy",
     "around_rows",
+    "each_member",
     "feature_views",
     "map_leaves",
     "noting",
     "one_table",
     "pointwise",
     "put_rows",
+    "refuse_lazy",
     "refuse_rows",
+    "restored",
     "uncoded",
     "widened",
     "with_absent",
     "with_leaves",
     "with_tables",
+    "without",
     "without_rows",
     "zip_leaves",
 ]
@@ -163,12 +168,13 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
 
     `fn` gets the tree without its lazy stacks, and then every member of every stack,
     each with its part of the operands: trees, tensors whose dims align with the batch
-    dims, or anything else as it is.
+    dims, or anything else as it is. Batch dims may only come in front.
     """
     lazies = td._schema.lazies()
     slots = tuple([slot for slot, _, _ in lazies])
-    bare = [_without(x, slots) if isinstance(x, Node) else x for x in operands]
-    done = fn(_without(td, slots), *bare)
+    bare = [without(x, slots) if isinstance(x, Node) else x for x in operands]
+    rest = without(td, slots)
+    done = fn(rest, *bare)
     stacks: list[Any] = []
     for slot, _, surplus in lazies:
         own: list[Any] = []
@@ -180,7 +186,71 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
             else:
                 own.append(x)
         stacks.append(td._leaves[slot].each(fn, *own))
-    return _restored(td, slots, stacks, done)
+    if done is rest and all([x is td._leaves[i] for x, i in zip(stacks, slots)]):  # noqa: B905
+        return td
+    return restored(td, slots, stacks, done)
+
+
+def each_member(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
+    """Return the tree with ``fn(member, ...)`` for the members of its lazy stacks.
+
+    The rest of the tree stays. `operands` are for a lazy stack as root: trees and
+    tensors of its batch size, of which each member gets its part.
+    """
+    size = td.batch_size
+    leaves = list(td._leaves)
+    for slot, _, _ in td._schema.lazies():
+        leaves[slot] = leaves[slot].each(fn, *operands)
+    return make(td._schema, tuple(leaves), td._statics, size, td._names)
+
+
+def along_lazy(
+    td: Node,
+    what: str,
+    fn: Callable[[Any, list[int]], Any],
+    dims: Sequence[int],
+    *,
+    gone: bool = False,
+) -> Any:
+    """Return ``fn(td, dims)`` with the members of lazy stacks in turn.
+
+    Args:
+        td: the tree.
+        what: the name of the operation, for the error.
+        fn: gets a tree and the batch dims of it that `dims` are, and returns a tree
+            or a named tuple of trees.
+        dims: batch dims, counted from the front.
+        gone: whether they are missing in the result.
+
+    Raises:
+        OperandError: one of them is the stack dim of a lazy stack.
+    """
+    lazies = td._schema.lazies()
+    slots = tuple([slot for slot, _, _ in lazies])
+    stacks = [td._leaves[slot].along(what, fn, dims, gone=gone) for slot in slots]
+    done = fn(without(td, slots), list(dims))
+    if isinstance(done, tuple):
+        kind: Any = type(done)
+        parts: Any = enumerate(done)
+        return kind(*[restored(td, slots, [s[i] for s in stacks], t) for i, t in parts])
+    return restored(td, slots, stacks, done)
+
+
+def refuse_lazy(td: Node, what: str) -> None:
+    """Raise if a tree is, or holds, a lazy stack, which `what` can not take.
+
+    Raises:
+        OperandError: naming the first of them.
+    """
+    for _, path, _ in td._schema.lazies():
+        raise OperandError(
+            f"{what} is not defined for a lazy stack",
+            path=path or None,
+            expected="a dense tree",
+            got="trees that are kept apart",
+            fix="td.densify() first where the members are alike, "
+            "td.densify(padding_value=0) where shapes differ",
+        )
 
 
 def widened(
@@ -202,10 +272,10 @@ def widened(
 
 def without_rows(td: NodeT) -> NodeT:
     """Return the tree without the entries that have one value for every row."""
-    return _without(td, td._schema.rows)
+    return without(td, td._schema.rows)
 
 
-def _without(td: NodeT, places: tuple[int, ...]) -> NodeT:
+def without(td: NodeT, places: tuple[int, ...]) -> NodeT:
     """Return the tree without some of its leaves."""
     if not places:
         return td
@@ -216,7 +286,7 @@ def _without(td: NodeT, places: tuple[int, ...]) -> NodeT:
     return make(bare, leaves, statics, size, td._names)
 
 
-def _restored(
+def restored(
     td: NodeT, places: tuple[int, ...], back: Sequence[Any], done: NodeT
 ) -> NodeT:
     """Return `done`, computed from `td` without some leaves, with these put back."""

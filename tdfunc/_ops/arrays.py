@@ -13,7 +13,13 @@ from tdfunc._core.build import map_unbatched
 from tdfunc._core.node import make
 from tdfunc._core.rows import decode
 from tdfunc._core.schema import ROWS, Schema
-from tdfunc._core.tree import map_leaves, put_rows, with_leaves, without_rows
+from tdfunc._core.tree import (
+    map_leaves,
+    put_rows,
+    refuse_lazy,
+    with_leaves,
+    without_rows,
+)
 from tdfunc._ops.convert import from_dict, to_dict
 from tdfunc._ops.from_python import children, unfolded, with_size
 from tdfunc.errors import InvalidLeafError, OperandError
@@ -97,6 +103,7 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
         >>> td.to_struct_array().dtype
         dtype([('x', '<f4', (2,)), ('n', [('y', '<f4')])])
     """
+    refuse_lazy(td, "to_struct_array")
     size = tuple(td.batch_size)
     columns: dict[Path, np.ndarray[Any, Any]] = {}
     dtypes: dict[Path, list[Any]] = {(): []}
@@ -193,6 +200,7 @@ def to_numpy(td: Node) -> dict[str, Any]:
         >>> TensorDict({"n": {"x": torch.ones(2)}}).to_numpy()
         {'n': {'x': array([1., 1.], dtype=float32)}}
     """
+    refuse_lazy(td, "to_numpy")
     schema = td._schema
     coded = dict(schema.coded())
     rows = zip(schema.paths(), td._leaves, strict=True)
@@ -263,6 +271,7 @@ def to_dlpack(
         >>> TensorDict({"n": {"x": torch.ones(2)}}).to_dlpack(np.from_dlpack)
         {'n': {'x': array([1., 1.], dtype=float32)}}
     """
+    refuse_lazy(td, "to_dlpack")
     for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
         if leaf.requires_grad:
             raise OperandError(

@@ -44,15 +44,18 @@ from tdfunc._core.schema import (
     is_tensor,
     kind_name,
 )
-from tdfunc._core.statics import NonTensorData, Statics
+from tdfunc._core.statics import NO_STATICS, NonTensorData, Statics
 from tdfunc._core.tree import (
     feature_views,
+    refuse_lazy,
+    restored,
     with_absent,
     with_leaves,
+    without,
     without_rows,
     zip_leaves,
 )
-from tdfunc._ops.entries import graft
+from tdfunc._ops.entries import graft, set
 from tdfunc._ops.index import (
     as_plan,
     at_index,
@@ -142,7 +145,7 @@ class At(Generic[NodeT]):
             >>> td.at[[0, 2]].set(TensorDict({"x": torch.ones(2)}, 2))["x"]
             tensor([1., 0., 1.])
         """
-        return _written(self._td, self._index, value, None)
+        return _written(self._td, self._index, value, None, "set")
 
     def add(self, value: Any) -> NodeT:
         """Return the tree with `value` added to the rows.
@@ -159,7 +162,7 @@ class At(Generic[NodeT]):
             >>> td.at[[0, 0, 2]].add(1)["x"]
             tensor([2., 0., 1.])
         """
-        return _written(self._td, self._index, value, torch.add)
+        return _written(self._td, self._index, value, torch.add, "add")
 
     def mul(self, value: Any) -> NodeT:
         """Return the tree with the rows multiplied by `value`.
@@ -176,7 +179,7 @@ class At(Generic[NodeT]):
             >>> td.at[1:].mul(torch.tensor([2.0, 3.0]))["x"]
             tensor([1., 2., 3.])
         """
-        return _written(self._td, self._index, value, torch.mul)
+        return _written(self._td, self._index, value, torch.mul, "mul")
 
     def div(self, value: Any) -> NodeT:
         """Return the tree with the rows divided by `value`.
@@ -192,7 +195,7 @@ class At(Generic[NodeT]):
             >>> TensorDict({"x": torch.ones(2)}, 2).at[0].div(4)["x"]
             tensor([0.2500, 1.0000])
         """
-        return _written(self._td, self._index, value, torch.div)
+        return _written(self._td, self._index, value, torch.div, "div")
 
     def pow(self, value: Any) -> NodeT:
         """Return the tree with the rows raised to the power `value`.
@@ -208,7 +211,7 @@ class At(Generic[NodeT]):
             >>> TensorDict({"x": torch.full((2,), 3.0)}, 2).at[0].pow(2)["x"]
             tensor([9., 3.])
         """
-        return _written(self._td, self._index, value, torch.pow)
+        return _written(self._td, self._index, value, torch.pow, "pow")
 
     def min(self, value: Any) -> NodeT:
         """Return the tree with the rows where they are less, else `value`.
@@ -225,7 +228,7 @@ class At(Generic[NodeT]):
             >>> TensorDict({"x": torch.arange(3.0)}, 3).at[:].min(1)["x"]
             tensor([0., 1., 1.])
         """
-        return _written(self._td, self._index, value, _minimum)
+        return _written(self._td, self._index, value, _minimum, "min")
 
     def max(self, value: Any) -> NodeT:
         """Return the tree with the rows where they are greater, else `value`.
@@ -242,7 +245,7 @@ class At(Generic[NodeT]):
             >>> TensorDict({"x": torch.arange(3.0)}, 3).at[:].max(1)["x"]
             tensor([1., 1., 2.])
         """
-        return _written(self._td, self._index, value, _maximum)
+        return _written(self._td, self._index, value, _maximum, "max")
 
     def apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> NodeT:
         """Return the tree with the rows of every leaf replaced by a function of them.
@@ -274,7 +277,9 @@ class At(Generic[NodeT]):
                 )
             return new
 
-        return _written(self._td, self._index, 0, fitting)
+        if self._td._schema.lazy:
+            return _written(self._td, self._index, fn, None, "apply")
+        return _written(self._td, self._index, 0, fitting, "apply")
 
     def get(self, *, fill_value: Any = MISSING) -> NodeT:
         """Return the rows: ``td[index]``, if need be with rows that are not there.
@@ -298,6 +303,7 @@ class At(Generic[NodeT]):
         """
         if fill_value is MISSING:
             return at_index(self._td, self._index)
+        refuse_lazy(self._td, "reading rows that are not there")
         return _filled(self._td, self._index, fill_value)
 
 
@@ -317,9 +323,18 @@ def _as_tensor(old: torch.Tensor, value: Any) -> torch.Tensor:
 
 
 def _written(
-    td: NodeT, index: Any, value: Any, fn: Callable[[Any, Any], Any] | None
+    td: NodeT,
+    index: Any,
+    value: Any,
+    fn: Callable[[Any, Any], Any] | None,
+    name: str,
 ) -> NodeT:
-    """Return the tree with ``fn(rows, value)``, or `value`, at an index."""
+    """Return the tree with ``fn(rows, value)``, or `value`, at an index.
+
+    `name` is that of the method.
+    """
+    if td._schema.lazy:
+        return _written_apart(td, index, value, name)
     size = td.batch_size
     plan = as_plan(td, index)
     repeats = any([isinstance(item, torch.Tensor) for item in plan])
@@ -379,6 +394,59 @@ def _adding(write: Callable[..., Any], places: Any) -> Callable[..., Any]:
         return write(x, new, path, wanted)
 
     return add
+
+
+def _written_apart(td: NodeT, index: Any, value: Any, name: str) -> NodeT:
+    """Write rows of a tree with lazy stacks, and of their members."""
+    plan = as_plan(td, index)
+    lazies = td._schema.lazies()
+    slots = tuple([slot for slot, _, _ in lazies])
+    done = without(td, slots)
+    given: dict[Path, Any] = {(): value}
+    if not type(td).is_lazy:
+        value, given = _values_apart(td, value)
+        done = getattr(At(done, index), name)(value)
+    stacks: list[Any] = []
+    for slot, path, surplus in lazies:
+        members = td._leaves[slot]
+        if path in given:
+            own = given[path]
+            if surplus and isinstance(own, torch.Tensor) and own.dim():
+                own = own.reshape((*own.shape, *(1,) * surplus))
+                own = own.expand(members[plan].shape)
+            members = members.written(plan, own, name)
+        stacks.append(members)
+    return restored(td, slots, stacks, done)
+
+
+def _values_apart(td: Node, value: Any) -> tuple[Any, dict[Path, Any]]:
+    """Return the value for the rows of a tree without its lazy stacks, and of these."""
+    stacks = [path for _, path, _ in td._schema.lazies()]
+    given: dict[Path, Any] = {}
+    rest: dict[Path, Any] = {}
+    pending: list[tuple[Path, Any]] = [((), value)]
+    while pending:
+        path, own = pending.pop()
+        inside = td._schema.lazy_on(path)
+        if path in stacks:
+            given[path] = own
+        elif inside > 0:
+            part = given.setdefault(path[:inside], {})
+            part[path[inside:]] = own
+        elif isinstance(own, Mapping):
+            pending += [((*path, *as_path(key)), v) for key, v in own.items()]
+        else:
+            below = [p for p in stacks if p[: len(path)] == path]
+            for stack in below:
+                at = stack[len(path) :]
+                given[stack] = own[at] if isinstance(own, Node) else own
+                if isinstance(own, Node):
+                    empty: Any = make(
+                        Schema(Node._lazy, (), ()), (), NO_STATICS, own.batch_size, None
+                    )
+                    own = set(own, at, empty)
+            rest[path] = own
+    return rest.get((), rest), given
 
 
 # Kinds of numbers; each can be cast to itself and to those after it.

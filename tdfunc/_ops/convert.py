@@ -12,7 +12,8 @@ from tdfunc._core.build import assemble, map_unbatched
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, carried_size, make, value_at
 from tdfunc._core.schema import Schema
-from tdfunc._core.tree import map_leaves, zip_leaves
+from tdfunc._core.tree import around_lazy, map_leaves, refuse_lazy, zip_leaves
+from tdfunc._ops import entries as entries_of
 from tdfunc._ops import restructure
 from tdfunc.errors import BatchSizeError, InvalidLeafError, OptionError, show_path
 
@@ -127,6 +128,8 @@ def _replaced(
 
     The tree itself, when `fn` returned what it was given.
     """
+    if td._schema.lazy:
+        return around_lazy(td, lambda t: _replaced(t, fn, on_codes))
     size = carried_size(td)
     schema, statics = td._schema, td._statics
     if schema.rows and on_codes is not None:
@@ -207,6 +210,8 @@ def with_statics(td: NodeT, other: Node) -> NodeT:
         'y'
     """
     check_same_entries((td, other))
+    if td._schema.lazy:
+        return around_lazy(td, with_statics, other)
     size = carried_size(td)
     box = other._statics
     # Codes belong to their table, and both stay.
@@ -234,6 +239,9 @@ def to_dict(td: Node, *, retain_none: bool = True) -> dict[str, Any]:
         >>> TensorDict({"n": {"a": 1}, "s": "x"}).to_dict()
         {'n': {'a': tensor(1)}, 's': 'x'}
     """
+    if td._schema.lazy:
+        dense: Any = td
+        td = dense.densify()
     root: dict[str, Any] = {}
     nodes: dict[tuple[str, ...], dict[str, Any]] = {(): root}
     for path, kid, lo, slo, _ in td._schema.walk():
@@ -301,6 +309,8 @@ def from_dict(
             expected="a mapping",
             got=type(entries).__name__,
         )
+    if isinstance(entries, Node) and type(entries).is_lazy:
+        return _of_stack(entries, batch_size, device, names, infer=infer)
     size = as_size(() if batch_size is None else batch_size)
     if infer and isinstance(entries, Node):
         size = entries.batch_size
@@ -318,3 +328,21 @@ def from_dict(
         given = as_names(names, len(size))
         td = make(td._schema, td._leaves, td._statics, size, given)
     return td
+
+
+def _of_stack(
+    td: Node,
+    batch_size: Size | None,
+    device: Device | None,
+    names: DimNames | None,
+    *,
+    infer: bool,
+) -> Any:
+    """Return a lazy stack, read with another batch size."""
+    if infer:
+        refuse_lazy(td, "inferring a batch size")
+    if batch_size is not None:
+        td = entries_of.with_batch_size(td, batch_size)
+    if device is not None:
+        td = to(td, device)
+    return td if names is None else entries_of.with_names(td, names)

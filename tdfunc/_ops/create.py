@@ -12,7 +12,15 @@ from tdfunc._core.keys import as_path
 from tdfunc._core.leaf import as_leaf
 from tdfunc._core.node import Node, make
 from tdfunc._core.rows import NonTensorStack
-from tdfunc._core.tree import map_leaves, put_rows, with_leaves, without_rows
+from tdfunc._core.tree import (
+    around_lazy,
+    map_leaves,
+    put_rows,
+    refuse_lazy,
+    refuse_rows,
+    with_leaves,
+    without_rows,
+)
 from tdfunc._ops import convert
 from tdfunc._ops.convert import from_dict
 from tdfunc._ops.shape import as_list
@@ -168,6 +176,8 @@ def _node(nodes: dict[Path, dict[str, Any]], path: Path, whole: Path) -> dict[st
 
 def _like(td: Node, fn: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> Any:
     """Return the tree of ``fn(leaf, *args, **kwargs)``, which keeps shapes."""
+    if td._schema.lazy:
+        return around_lazy(td, lambda t: _like(t, fn, *args, **kwargs))
     if td._schema.rows:
         done = put_rows(td, _like(without_rows(td), fn, *args, **kwargs))
         device = kwargs.get("device")
@@ -333,7 +343,13 @@ def _new(
     dtype: torch.dtype | None,
     device: Device | None,
 ) -> NodeT:
-    """Return the tree of ``fn(leaf, shape, *args)`` for a new batch size."""
+    """Return the tree of ``fn(leaf, shape, *args)`` for a new batch size.
+
+    Raises:
+        OperandError: there are rows of text or lazy stacks, which have no such form.
+    """
+    refuse_lazy(td, fn.__name__)
+    refuse_rows(td, fn.__name__)
     new = as_size(as_list(size))
     dims = td.batch_dims
     target = as_device(device)

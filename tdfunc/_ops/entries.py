@@ -19,6 +19,7 @@ import torch
 from tdfunc._core.batch import as_names, as_size, misfit
 from tdfunc._core.build import Draft, Part, as_part
 from tdfunc._core.keys import as_path, check_key
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import (
     Node,
     NodeT,
@@ -30,13 +31,14 @@ from tdfunc._core.node import (
     size_at,
 )
 from tdfunc._core.record import check_fields
-from tdfunc._core.schema import ROWS, Schema, is_kept, is_leaf
+from tdfunc._core.schema import ROWS, Schema, is_kept, is_lazy, is_leaf
 from tdfunc._core.statics import NO_STATICS, gather_statics
-from tdfunc._core.tree import with_leaves
+from tdfunc._core.tree import each_member, refuse_lazy, with_leaves
 from tdfunc.errors import (
     MissingKeyError,
     OperandError,
     OptionError,
+    ShapeError,
     StructureError,
 )
 
@@ -106,6 +108,13 @@ def set(td: NodeT, key: str | Path, value: Any) -> NodeT:
 
 
 def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
+    if td._schema.lazy:
+        inside = td._schema.lazy_on(path)
+        if inside == 0:
+            return _set_in_members(td, path, value)
+        if inside > 0:
+            stack = set(entry_at(td, path[:inside]), path[inside:], value)
+            return _set_path(td, path[:inside], stack)
     blocked = td._schema.blocked(path)
     if blocked is not None:
         raise missing(td, path)
@@ -132,6 +141,39 @@ def _set_field(td: NodeT, home: Path, path: Path, value: Any, record: Any) -> No
         return td
     size = td.batch_size
     return rearranged(td, size, td._schema.narrowed((field,), keep=False))
+
+
+def _set_in_members(td: NodeT, path: Path, value: Any) -> NodeT:
+    """Return a lazy stack with a value of its batch size in its members."""
+    if isinstance(value, Node) and type(value).is_lazy:
+        return each_member(td, lambda t, own: set(t, path, own), value)
+    whole = set(_empty_like(td), path, value)
+    return each_member(td, lambda t, own: _set_from(t, path, own), whole)
+
+
+def _empty_like(td: Node) -> Node:
+    """Return a tree without entries that has the batch size of a lazy stack."""
+    size = td.batch_size
+    if any([n < 0 for n in size]):
+        raise ShapeError(
+            "the members have other batch sizes, which one value can not have",
+            got=list(size),
+            fix="tdfunc.lazy_stack([t.set(key, value) for t in td.tensordicts])",
+        )
+    return make(Schema(td._plain, (), ()), (), NO_STATICS, size, None)
+
+
+def _set_from(td: NodeT, path: Path, source: Node) -> NodeT:
+    """Return the tree with what another tree of its batch size has at a path."""
+    schema = td._schema
+    if schema.lazy or schema.sized(schema.home(path))[2] or schema.blocked(path):
+        return set(td, path, entry_at(source, path))
+    found = source._schema.find(path)
+    if found is None:  # the value was a lazy stack
+        return set(td, path, entry_at(source, path))
+    leaves = source._leaves[found.lo : found.hi]
+    statics = source._statics.part(found.slo, found.shi)
+    return graft(td, path, Part(found.kid, found.surplus, leaves, statics))
 
 
 def graft(td: NodeT, path: Path, part: Part) -> NodeT:
@@ -204,8 +246,26 @@ def _updated(td: NodeT, other: Entries | Node | None, entries: dict[str, Any]) -
                 expected="a mapping or a tree",
                 got=type(source).__name__,
             )
-        td = _merged(td, source)
+        if type(td).is_lazy:
+            td = _updated_members(td, source)
+        else:
+            td = _merged(td, _dense(source))
     return td
+
+
+def _updated_members(td: NodeT, source: Entries | Node) -> NodeT:
+    """Return a lazy stack whose members are updated with their parts of `source`."""
+    if not isinstance(source, Node):
+        source = _merged(_empty_like(td), source)
+    rows: Any = source._leaves[0] if type(source).is_lazy else source
+    return each_member(td, update, rows)
+
+
+def _dense(source: Any) -> Any:
+    """Return what a dense node can be updated with."""
+    is_stack = isinstance(source, Node) and type(source).is_lazy
+    tree: Any = source
+    return tree.densify() if is_stack else source
 
 
 def as_paths(keys: Any, name: str) -> tuple[Path, ...]:
@@ -301,7 +361,10 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 frame.parts[key] = _fitting(_part_of(frame.other, key), here, frame)
                 continue
             value = frame.other[key]
-            if isinstance(value, (Mapping, Node)) and _holds_node(node, key):
+            if isinstance(value, (Mapping, Node)) and _holds_lazy(node, key):
+                value = update(entry_at(node, (key,)), value)
+            elif isinstance(value, (Mapping, Node)) and _holds_node(node, key):
+                value = _dense(value)
                 if id(value) in inside:
                     raise StructureError("a mapping contains itself", path=here)
                 inside.add(id(value))
@@ -313,18 +376,20 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
         else:
             stack.pop()
             inside.discard(id(frame.other))
-            draft = Draft()
-            for key, part in frame.parts.items():
-                draft.add(key, part)
-            whole = draft.close(type(node))
+            whole = frame.close()
             if not stack:
-                size, names = td.batch_size, td._names
-                if td._schema.records:
-                    check_fields(td._schema, whole.kid)  # pyright: ignore[reportArgumentType]
-                return make(whole.kid, whole.leaves, whole.statics, size, names)  # pyright: ignore[reportArgumentType]
+                return _rebuilt(td, whole)
             key = frame.path[-1]
             surplus = len(frame.size) - len(stack[-1].size)
             stack[-1].parts[key] = whole._replace(surplus=surplus)
+
+
+def _rebuilt(td: NodeT, whole: Any) -> NodeT:
+    """Return the tree with all its entries from a part."""
+    size, names = td.batch_size, td._names
+    if td._schema.records:
+        check_fields(td._schema, whole.kid)
+    return make(whole.kid, whole.leaves, whole.statics, size, names)
 
 
 def _overwritten(td: NodeT, other: Any) -> NodeT | None:
@@ -347,6 +412,14 @@ def _overwritten(td: NodeT, other: Any) -> NodeT | None:
 def _holds_node(node: Node, key: str) -> bool:
     entry = node._schema.index.get(key)
     return entry is not None and isinstance(entry[0], Schema)
+
+
+def _holds_lazy(node: Node, key: str) -> bool:
+    return (
+        node._schema.lazy
+        and _holds_node(node, key)
+        and is_lazy(node._schema.index[key][0])
+    )
 
 
 class _Merge:
@@ -380,6 +453,13 @@ class _Merge:
             self.parts[key] = part
         else:
             self.parts.pop(key, None)
+
+    def close(self) -> Part:
+        """Return the node with its new entries."""
+        draft = Draft()
+        for key, part in self.parts.items():
+            draft.add(key, part)
+        return draft.close(type(self.node))
 
     def gives_static(self, key: str) -> bool:
         """Return whether the new entry is one of a tree, and no tensor with rows."""
@@ -448,6 +528,8 @@ def _check_known(td: Node, source: Entries | Node) -> None:
             if found is None and path in td._schema.absent():
                 continue  # a field that is None can get a value
             if found is None:
+                if td._schema.lazy and path in td:
+                    continue
                 raise missing(td, path, "td.update(...) adds entries")
             if isinstance(found.kid, Schema) and _is_nested(level, key):
                 pending.append((path, level[key]))
@@ -476,6 +558,9 @@ def drop(td: NodeT, *keys: str | Path) -> NodeT:
     """
     size = td.batch_size
     paths = tuple([as_path(key) for key in keys])
+    if td._schema.lazy:
+        check_held(td, paths, "td.exclude(...) ignores what is not there")
+        return exclude(td, *paths)
     for path in paths:
         if td._schema.find(path) is None:
             raise missing(td, path, "td.exclude(...) ignores what is not there")
@@ -515,10 +600,17 @@ def select(
         >>> TensorDict({"n": {"a": 1, "b": 2}, "c": 3}).select(("n", "b")).keys(True)
         ('n', ('n', 'b'))
     """
-    size = td.batch_size
     if as_tensordict:
+        size = td.batch_size
         plain = td._schema.of_class(td._plain)
         td = make(plain, td._leaves, td._statics, size, td._names)
+    if td._schema.lazy:
+        return _selected_apart(td, keys, strict=strict)
+    return _selected(td, keys, strict=strict)
+
+
+def _selected(td: NodeT, keys: tuple[Any, ...], *, strict: bool) -> NodeT:
+    size = td.batch_size
     plan = td._schema.narrowed_before(keys, keep=True)
     if plan is None:
         paths: list[Path] = []
@@ -551,6 +643,12 @@ def exclude(td: NodeT, *keys: str | Path, strict: bool = False) -> NodeT:
         >>> TensorDict({"n": {"a": 1}, "c": 3}).exclude(("n", "a"), "zzz").keys(True)
         ('n', 'c')
     """
+    if td._schema.lazy:
+        return _excluded_apart(td, keys, strict=strict)
+    return _excluded(td, keys, strict=strict)
+
+
+def _excluded(td: NodeT, keys: tuple[Any, ...], *, strict: bool) -> NodeT:
     size = td.batch_size
     schema = td._schema
     plan = schema.narrowed_before(keys, keep=False)
@@ -562,6 +660,78 @@ def exclude(td: NodeT, *keys: str | Path, strict: bool = False) -> NodeT:
         found = keys if len(here) == len(keys) else ()
         plan = schema.narrowed(here, keep=False, keys=found)
     return rearranged(td, size, plan)
+
+
+def _selected_apart(td: NodeT, keys: tuple[Any, ...], *, strict: bool) -> NodeT:
+    """Select entries of a tree with lazy stacks, and of their members."""
+    if type(td).is_lazy:
+        if strict:
+            check_held(td, [as_path(key) for key in keys])
+        return each_member(td, lambda t: select(t, *keys, strict=False))
+    paths = [as_path(key) for key in keys]
+    inside = apart(td, paths)
+    within = {path for group in inside.values() for path in group}
+    outer = [path for path in paths if path not in within]
+    stacks: dict[Path, list[Path]] = {}
+    for stack, group in inside.items():
+        if strict:
+            check_held(td, group)
+        if any([_held(td, path) for path in group]):
+            stacks[stack] = [path[len(stack) :] for path in group]
+    out = _selected(td, (*outer, *stacks), strict=strict)
+    for stack, group in stacks.items():
+        if not any([stack[: len(path)] == path for path in outer]):
+            members = select(entry_at(td, stack), *group, strict=False)
+            out = set(out, stack, members)
+    return out
+
+
+def _excluded_apart(td: NodeT, keys: tuple[Any, ...], *, strict: bool) -> NodeT:
+    """Exclude entries of a tree with lazy stacks, and of their members."""
+    paths = [as_path(key) for key in keys]
+    if strict:
+        check_held(td, paths)
+    if type(td).is_lazy:
+        return each_member(td, lambda t: exclude(t, *paths))
+    inside = apart(td, paths)
+    within = {path for group in inside.values() for path in group}
+    out = _excluded(td, tuple([p for p in paths if p not in within]), strict=False)
+    for stack, group in inside.items():
+        if stack in out:
+            own = [path[len(stack) :] for path in group]
+            out = set(out, stack, exclude(entry_at(td, stack), *own))
+    return out
+
+
+def apart(td: Node, paths: Iterable[Path]) -> dict[Path, list[Path]]:
+    """Return the paths that lead into lazy stacks below the root, by their stack."""
+    groups: dict[Path, list[Path]] = {}
+    for path in paths:
+        inside = td._schema.lazy_on(path)
+        if inside > 0:
+            groups.setdefault(path[:inside], []).append(path)
+    return groups
+
+
+def check_held(td: Node, paths: Iterable[Path], fix: str | None = None) -> None:
+    """Raise if an entry is not there, and in no member if it is in a lazy stack."""
+    for path in paths:
+        if not _held(td, path):
+            raise missing(td, path, fix)
+
+
+def _held(td: Node, path: Path) -> bool:
+    pending: list[tuple[Any, Path]] = [(td, path)]
+    while pending:
+        node, rest = pending.pop()
+        inside = node._schema.lazy_on(rest)
+        if inside < 0:
+            if node._schema.find(rest) is not None:
+                return True
+            continue
+        stack = entry_at(node, rest[:inside]) if inside else node
+        pending += [(tree, rest[inside:]) for tree in stack._leaves[0].trees]
+    return False
 
 
 def rearranged(td: NodeT, size: torch.Size, plan: Narrowed | Moved) -> NodeT:
@@ -602,14 +772,30 @@ def with_batch_size(td: NodeT, batch_size: Size) -> NodeT:
     size = as_size(batch_size)
     old = td.batch_size
     dims = len(size)
+    if type(td).is_lazy:
+        return _members_with_batch_size(td, size)
     for path, leaf in zip(td._schema.paths(), td._leaves, strict=True):
-        if isinstance(leaf, torch.Tensor) and leaf.shape[:dims] != size:
+        if isinstance(leaf, (torch.Tensor, LeafLike)) and leaf.shape[:dims] != size:
             raise misfit(path, leaf.shape, size)
     schema = td._schema.rebased(len(old), dims)
     names = td.names
     if names is not None:
         names = (*names[:dims], *(None,) * (dims - len(names)))
     return make(schema, td._leaves, td._statics, size, as_names(names, dims))
+
+
+def _members_with_batch_size(td: NodeT, size: torch.Size) -> NodeT:
+    members = td._leaves[0]
+    at, count = members.stack_dim, len(members.trees)
+    if len(size) <= at or size[at] != count:
+        refuse_lazy(td, "with_batch_size without the stack dim")
+    own = (*size[:at], *size[at + 1 :])
+    new = members.along("with_batch_size", lambda t, _: with_batch_size(t, own), [])
+    dims = len(size)
+    names = td.names
+    if names is not None:
+        names = as_names((*names[:dims], *(None,) * (dims - len(names))), dims)
+    return make(td._schema, (new,), td._statics, size, names)
 
 
 def with_names(td: NodeT, names: DimNames | None) -> NodeT:

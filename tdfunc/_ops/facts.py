@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.schema import Schema
+from tdfunc._core.tree import without_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,6 +38,8 @@ def depth(td: Node) -> int:
     """
     listed = td._schema.listed(True, False, False)  # noqa: FBT003
     nodes = [len(step.path) for step in listed if isinstance(step.kid, Schema)]
+    for slot, path, _ in td._schema.lazies():
+        nodes += [len(path) + depth(member) for member in td._leaves[slot].trees]
     return max(nodes, default=0)
 
 
@@ -55,7 +59,7 @@ def bytes(td: Node, *, count_duplicates: bool = True) -> int:
         >>> td.bytes(), td.bytes(count_duplicates=False)
         (96, 48)
     """
-    leaves = _counted(td, count_duplicates=count_duplicates)
+    leaves = _counted(_leaves(td), count_duplicates=count_duplicates)
     return builtins.sum([leaf.numel() * leaf.element_size() for leaf in leaves])
 
 
@@ -73,14 +77,29 @@ def param_count(td: Node, *, count_duplicates: bool = True) -> int:
         >>> tdfunc.from_module(torch.nn.Linear(3, 4)).param_count()
         16
     """
-    leaves = _counted(td, count_duplicates=count_duplicates)
+    leaves = _counted(_leaves(without_rows(td)), count_duplicates=count_duplicates)
     return builtins.sum([leaf.numel() for leaf in leaves])
 
 
-def _counted(td: Node, *, count_duplicates: bool) -> Iterable[torch.Tensor]:
-    if count_duplicates:
+def _leaves(td: Node) -> tuple[torch.Tensor, ...]:
+    """Return all leaves, those of the members of lazy stacks too."""
+    if not td._schema.lazy:
         return td._leaves
-    return {id(leaf): leaf for leaf in td._leaves}.values()
+    found: list[torch.Tensor] = []
+    pending: list[Any] = [td]
+    while pending:
+        for leaf in pending.pop()._leaves:
+            if isinstance(leaf, LeafLike):
+                pending += leaf.trees
+            else:
+                found.append(leaf)
+    return tuple(found)
+
+
+def _counted(
+    leaves: tuple[torch.Tensor, ...], *, count_duplicates: bool
+) -> Iterable[torch.Tensor]:
+    return leaves if count_duplicates else {id(leaf): leaf for leaf in leaves}.values()
 
 
 def is_contiguous(td: Node) -> bool:
@@ -92,11 +111,11 @@ def is_contiguous(td: Node) -> bool:
         >>> TensorDict({"x": torch.zeros(2, 3).t()}).is_contiguous()
         False
     """
-    return builtins.all([leaf.is_contiguous() for leaf in td._leaves])
+    return builtins.all([leaf.is_contiguous() for leaf in _leaves(td)])
 
 
 def is_floating_point(td: Node) -> bool:
-    """Return whether every leaf is of a floating-point dtype.
+    """Return whether every tensor is of a floating-point dtype.
 
     Examples:
         >>> import torch
@@ -104,7 +123,8 @@ def is_floating_point(td: Node) -> bool:
         >>> TensorDict({"x": torch.zeros(2), "n": 1}).is_floating_point()
         False
     """
-    return builtins.all([leaf.is_floating_point() for leaf in td._leaves])
+    leaves = _leaves(without_rows(td))
+    return builtins.all([leaf.is_floating_point() for leaf in leaves])
 
 
 def is_cpu(td: Node) -> bool:

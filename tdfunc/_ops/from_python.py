@@ -20,9 +20,12 @@ from tdfunc._core.batch import as_size
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NonTensorData
+from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.convert import from_dict, to
 from tdfunc._ops.entries import set, with_batch_size, with_names
 from tdfunc._ops.join import stack
+from tdfunc._ops.lazy import lazy_stack, maybe_dense_stack
+from tdfunc._ops.peer import is_peer, read_peer
 from tdfunc._ops.restructure import auto_batch_size
 from tdfunc.errors import (
     BatchSizeError,
@@ -64,7 +67,7 @@ def fields_of(value: Any) -> tuple[str, ...] | None:
 
 def children(value: Any) -> dict[Any, Any] | None:
     """Return the entries of the node that a container becomes, None if it is none."""
-    if isinstance(value, Node):
+    if isinstance(value, Node) or is_peer(value):
         return None
     if isinstance(value, Mapping):
         return dict(value)
@@ -255,6 +258,8 @@ def from_dataclass(
 
 def from_list(
     rows: list[Any] | tuple[Any, ...],
+    *,
+    lazy: bool | None = False,
     **options: Unpack[FromOptions],
 ) -> Any:
     """Return the trees of a list stacked along a new first batch dim.
@@ -262,19 +267,22 @@ def from_list(
     Args:
         rows: trees, or containers that `from_any` converts, all with the same entries.
             Texts that are not the same in all become one value per row.
+        lazy: keep the rows apart in a lazy stack; None does so only where they are
+            not alike.
         options: batch size, device and names of the result; see
             `tdfunc.typing.FromOptions`. The batch size starts with the length of
             `rows`, and what follows is that of each row; by default trees keep their
             own, and other rows have none.
 
     Returns:
-        A tree with copies of all tensors.
+        A tree with copies of all tensors; a lazy stack shares them.
 
     Raises:
         BatchSizeError: `batch_size` does not start with the length of `rows`, or a
             leaf does not start with the rest of it.
         OperandError: `rows` is empty or no list, or a row is no container.
-        StructureError: rows have other entries or unbatched tensors than the first.
+        StructureError: without `lazy`, rows have other entries or unbatched tensors
+            than the first.
         TdfuncError: what `from_dict` and `stack` raise.
 
     Examples:
@@ -303,27 +311,22 @@ def from_list(
             )
         inner = whole[1:]
     tds: list[Any] = []
-    for at, row in enumerate(rows):
+    for at, given in enumerate(rows):
+        row = _read(given, ())
         if isinstance(row, Node):
             tds.append(row if inner is None else with_batch_size(row, inner))
             continue
         if children(row) is None:
             what = f"row {at} can not become a tree"
             raise _wrong(what, "a tree or a mapping", row, "torch.tensor(rows)")
-        tds.append(from_dict(unfolded(row, children), batch_size=inner or ()))
-    td = stack(tds)
-    if infers(options):
-        if batch_size is not None:
-            raise OptionError(
-                "the batch size is given and to be inferred",
-                got=f"batch_size={batch_size!r}",
-                fix="leave batch_size out to have it inferred",
-            )
-        td = auto_batch_size(td, options.get("batch_dims"))
-    if options.get("device") is not None:
-        td = to(td, device=options.get("device"))
-    names = options.get("names")
-    return td if names is None else with_names(td, names)
+        entries = unfolded(row, children, _read)
+        tds.append(from_dict(entries, batch_size=inner or ()))
+    joins: dict[bool | None, Callable[..., Any]] = {
+        True: lazy_stack,
+        False: stack,
+        None: maybe_dense_stack,
+    }
+    return _finished(joins[lazy](tds), options)
 
 
 def from_any(
@@ -332,10 +335,11 @@ def from_any(
 ) -> Any:
     """Return the tree of a container of any kind; what is none comes back unchanged.
 
-    Mappings, tuples, named tuples, `torch.return_types`, dataclass instances and
-    structured arrays (whose batch size is their shape) become trees; a list of those,
-    or of trees, becomes their stack. Trees, tensors, strings, numbers, arrays, other
-    lists and all else are returned as they are, whatever the options.
+    Mappings, tuples, named tuples, `torch.return_types`, dataclass instances,
+    structured arrays (whose batch size is their shape) and the containers of
+    tensordict become trees; a list of those, or of trees, becomes their stack. Trees,
+    tensors, strings, numbers, arrays, other lists and all else are returned as they
+    are, whatever the options.
 
     Args:
         value: anything.
@@ -353,6 +357,11 @@ def from_any(
     """
     convert: Callable[..., Any] = from_dict
     entries = value
+    if is_peer(value):
+        tree, size = read_peer(value), options.get("batch_size")
+        if size is not None and not infers(options):
+            tree = with_batch_size(tree, size)
+        return _finished(tree, options)
     if isinstance(value, list):
         if not value or not all([_is_row(row) for row in value]):
             return value
@@ -360,14 +369,37 @@ def from_any(
     elif children(value) is None:
         return value
     else:
-        entries = unfolded(value, children)
+        entries = unfolded(value, children, _read)
         if isinstance(value, np.ndarray):
             options = with_size(options, value.shape)
     return convert(entries, **options)
 
 
 def _is_row(value: Any) -> bool:
-    return isinstance(value, Node) or children(value) is not None
+    return isinstance(value, Node) or is_peer(value) or children(value) is not None
+
+
+def _read(value: Any, path: Path) -> Any:
+    """Return a container of tensordict as a tree, all else as it is."""
+    del path
+    return read_peer(value) if is_peer(value) else value
+
+
+def _finished(td: Any, options: FromOptions) -> Any:
+    """Return a tree by the options that are not yet seen to."""
+    if infers(options):
+        batch_size = options.get("batch_size")
+        if batch_size is not None:
+            raise OptionError(
+                "the batch size is given and to be inferred",
+                got=f"batch_size={batch_size!r}",
+                fix="leave batch_size out to have it inferred",
+            )
+        td = auto_batch_size(td, options.get("batch_dims"))
+    if options.get("device") is not None:
+        td = to(td, device=options.get("device"))
+    names = options.get("names")
+    return td if names is None else with_names(td, names)
 
 
 def to_namedtuple(td: Node, dest_cls: Callable[..., Any] | None = None) -> Any:
@@ -390,6 +422,7 @@ def to_namedtuple(td: Node, dest_cls: Callable[..., Any] | None = None) -> Any:
         >>> TensorDict({"a": 1, "n": {"s": "x"}}).to_namedtuple()
         Entries(a=tensor(1), n=Entries(s='x'))
     """
+    refuse_lazy(td, "to_namedtuple")
     walked = td._schema.walk()
     nodes = [((), td._schema.keys)]
     nodes += [(s.path, s.kid.keys) for s in walked if isinstance(s.kid, Schema)]
@@ -447,6 +480,9 @@ def to_tensordict(td: Node, *, retain_none: bool = False) -> Any:
         >>> td.to_tensordict() is td
         True
     """
+    if td._schema.lazy:
+        lazy: Any = td
+        td = lazy.densify()
     size = td.batch_size
     schema = td._schema.of_class(Node._plain)
     if schema is td._schema:

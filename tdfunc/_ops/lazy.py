@@ -155,9 +155,10 @@ def densify(td: Any, *, padding_value: float | None = None) -> Any:
         >>> tdfunc.lazy_stack(rows).densify(padding_value=0)["x"].tolist()
         [[1.0, 0.0], [1.0, 1.0]]
     """
-    for slot, path, _ in td._schema.lazies():
-        members: Members = td._leaves[slot]
-        dense = _dense(members, padding_value, path)
+    for _, path, _ in td._schema.lazies():
+        # One after the other: each that has become dense moves the leaves behind it.
+        stack = td[path] if path else td
+        dense = _dense(stack._leaves[0], padding_value, path)
         if not path:
             return entries.with_names(dense, td.names) if td.names else dense
         td = entries.set(td, path, dense)
@@ -294,15 +295,19 @@ def get(
     if as_list:
         return [tree[path] for tree in members.trees]
     values = [tree[path] for tree in members.trees]
-    dim = members.stack_dim
     if as_padded_tensor:
+        dim = members.stack_dim
         return _as_padded(values, path, dim, padding_value, mask=return_mask)
     if as_nested_tensor:
-        return _as_nested(values, path, dim)
+        return _as_nested(values, path, members.stack_dim)
     return _stacked(members, values, path)
 
 
 def _stacked(members: Members, values: list[Any], path: Path) -> Any:
+    if members.known_shape is None and not any(
+        [isinstance(value, (torch.Tensor, Node)) for value in values]
+    ):
+        return tuple(values)  # what a pytree function put in place of tensors
     dim = members.stack_dim
     if all([isinstance(value, Node) for value in values]):
         return lazy_node(Members(values, dim))

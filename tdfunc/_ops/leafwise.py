@@ -15,6 +15,7 @@ from tdfunc._core.tree import (
     around_lazy,
     around_rows,
     map_leaves,
+    refuse_lazy,
     refuse_rows,
     without_rows,
     zip_leaves,
@@ -68,6 +69,7 @@ def apply(
     if others:
         _check_others(td, others)
     if schema.lazy:
+        _check_kept(td, batch_size)
         return around_lazy(td, lambda t, *more: apply(t, fn, *more), *others)
     if schema.rows:
         bare = [without_rows(other) for other in others]
@@ -116,6 +118,7 @@ def named_apply(
     if others:
         _check_others(td, others)
     if schema.lazy:
+        _check_kept(td, batch_size)
         return around_lazy(
             td,
             lambda t, *more: named_apply(t, fn, *more, nested_keys=nested_keys),
@@ -144,6 +147,11 @@ def _check_others(td: Node, others: tuple[Node, ...]) -> None:
                 got=type(other).__name__,
             )
     check_same_entries((td, *others))
+
+
+def _check_kept(td: Node, batch_size: Size | None) -> None:
+    if batch_size is not None and as_size(batch_size) != td.batch_size:
+        refuse_lazy(td, "apply with another batch size")
 
 
 def _beside_rows(

@@ -12,10 +12,14 @@ dim in all leaves, and a stack dim that was mapped or reduced is missed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 
+from tdfunc._core._torch import at_level, is_tracing, mapped_dim, transform_level
 from tdfunc._core.build import Part
 from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node, make
@@ -45,7 +49,7 @@ class Members(LeafLike):
         rest: the batch size without the stack dim, asked for only without members.
     """
 
-    __slots__ = ("_dim", "_flat", "_trees", "behind", "rest")
+    __slots__ = ("_dim", "_flat", "_mapped", "_trees", "_was", "level")
 
     def __init__(
         self, trees: Sequence[Any], dim: int, rest: Sequence[int] = ()
@@ -55,26 +59,35 @@ class Members(LeafLike):
         self._trees: tuple[Any, ...] | None = tuple(trees)
         self._dim = dim
         self._flat: tuple[Any, ...] | None = None
-        self.behind = len(rest) + 1 - dim  # batch dims from the stack dim on
-        self.rest = tuple(rest)
+        self._mapped = -1
+        self._was = (dim, tuple(rest))
+        self.level = transform_level()
 
     @classmethod
     def unflattened(
-        cls, flat: tuple[Any, ...], behind: int, rest: tuple[int, ...]
+        cls, flat: tuple[Any, ...], dim: int, rest: tuple[int, ...], level: int
     ) -> Members:
         """Return members from what a pytree function made of them.
 
-        Where the stack dim is now is looked for when it is needed: counted from the
-        last batch dim it is where it was, if dims came or went in front.
+        Where the stack dim is now is looked for when it is needed; see `_found`.
+
+        Args:
+            flat: the members with the stack dim at size 1, changed.
+            dim: where the stack dim was.
+            rest: the batch size that they had, without the stack dim.
+            level: how many transforms ran.
         """
         self = object.__new__(cls)
         self._trees = None
         self._dim = -1
         self._flat = flat
-        self.behind = behind
-        self.rest = rest
+        self._was = (dim, rest)
+        self._mapped = -1
+        self.level = transform_level()
         if not flat:
-            self._trees, self._dim = (), len(rest) + 1 - behind
+            self._trees, self._dim = (), dim
+        elif self.level > level:
+            self._mapped = _mapped_dim(flat)
         return self
 
     # The members
@@ -83,7 +96,12 @@ class Members(LeafLike):
         """Return the members with the stack dim at size 1."""
         flat = self._flat
         if flat is None:
-            flat = self._flat = tuple([t.unsqueeze(self._dim) for t in self.trees])
+            if is_tracing():
+                return tuple([t.unsqueeze(self._dim) for t in self.trees])
+            # A transform that flattens what it is given has begun already.
+            with at_level(self.level):
+                flat = tuple([t.unsqueeze(self._dim) for t in self.trees])
+            self._flat = flat
         return flat
 
     @property
@@ -98,57 +116,110 @@ class Members(LeafLike):
     def _resolve(self) -> tuple[Any, ...]:
         trees = self._trees
         if trees is None:
-            dim = self._found()
-            if dim < 0:
-                raise OperandError(
-                    "the stack dim of a lazy stack was mapped, indexed or reduced",
-                    expected="members that keep the stack dim, of size 1",
-                    got=f"batch sizes {[list(s) for s in self._sizes()]}",
-                    fix="td.densify() first, or map another dim",
-                )
-            trees = tuple([tree.squeeze(dim) for tree in self._flat or ()])
-            self._dim = dim
+            if self._holds_other():
+                return self._flat or ()
+            dim, flat = self.stack_dim, self._flat or ()
+            if is_tracing():
+                return tuple([tree.squeeze(dim) for tree in flat])
+            with at_level(self.level):
+                trees = tuple([tree.squeeze(dim) for tree in flat])
             self._trees = trees
         return trees
 
     @property
     def stack_dim(self) -> int:
-        """The dim along which the members lie."""
-        self._resolve()
+        """The dim along which the members lie.
+
+        Raises:
+            OperandError: it is gone.
+        """
+        # Members are not made for this: `torch.func.grad` marks the leaves that it
+        # differentiates in place, after it has flattened them, and views from before
+        # would be constants.
+        if self._dim < 0:
+            self._place()
         return self._dim
+
+    def _holds_other(self) -> bool:
+        """Return whether a pytree function put other things in place of all tensors."""
+        if self._dim >= 0:
+            return False
+        kinds = (torch.Tensor, LeafLike)
+        held = [x for t in self._flat or () if isinstance(t, Node) for x in t._leaves]
+        return bool(held) and not any([isinstance(x, kinds) for x in held])
+
+    def _place(self) -> None:
+        dim, rest = self._found()
+        if dim < 0:
+            raise OperandError(
+                "the stack dim of a lazy stack was mapped, indexed or reduced",
+                expected="members that keep the stack dim, of size 1",
+                got=f"batch sizes {[list(s) for s in self._sizes()]}",
+                fix="td.densify() first, or map another dim",
+            )
+        # In this order: another thread may be at it, too.
+        self._was = (dim, rest)
+        self._dim = dim
+
+    @property
+    def where(self) -> tuple[int, tuple[int, ...]]:
+        """The stack dim and the batch size without it; what they were if it is gone."""
+        if self._dim < 0:
+            dim, rest = self._found()
+            return self._was if dim < 0 else (dim, rest)
+        return self._was
+
+    def _count(self) -> int:
+        return len(self._flat or () if self._trees is None else self._trees)
 
     def _sizes(self) -> list[torch.Size]:
         flat = self._flat or ()
         return [t.batch_size if isinstance(t, Node) else torch.Size() for t in flat]
 
-    def _found(self) -> int:
-        """Return the stack dim of the flat members, -1 if it is gone."""
+    def _found(self) -> tuple[int, tuple[int, ...]]:
+        """Return the stack dim of the flat members, and the batch size without it.
+
+        -1 if it is gone. It has size 1, and before and behind it are the dims that
+        were there, fewer or more. On entering a `vmap` it is known which dim was
+        mapped. Otherwise sizes of 1 can leave a choice; then dims came or went in
+        front, so that leaving a `vmap` with `out_dims` behind a stack dim that has
+        dims of size 1 beside it is not told from leaving with ``out_dims=0``.
+        """
         sizes = self._sizes()
-        dims = {len(size) for size in sizes}
-        if len(dims) != 1:
-            return -1
-        count = dims.pop()
-        counted = count - self.behind
-        for dim in (counted, *range(count)):
-            if 0 <= dim < count and all([size[dim] == 1 for size in sizes]):
-                return dim
-        return -1
+        if len({len(size) for size in sizes}) != 1:
+            return -1, ()
+        new = _joint(sizes)
+        stack, rest = self._was
+        more = len(new) - len(rest) - 1
+        front = stack + more
+        if more == -1 and 0 <= self._mapped <= len(rest):
+            front += int(self._mapped > stack)
+            fits = [] if self._mapped == stack else [front]
+        elif more == -1 and _alike(new, rest):
+            fits = []
+        else:
+            fits = _places(new, rest[:stack], rest[stack:])
+        fits = [to for to in fits if new[to] == 1]
+        to = front if front in fits else fits[0] if fits else -1
+        return to, (*new[:to], *new[to + 1 :])
 
     # As a tensor
 
     @property
     def known_shape(self) -> torch.Size | None:
-        """The shape, None if the stack dim is gone."""
-        if self._trees is None and self._found() < 0:
+        """The shape, None if the stack dim is gone or there are no tensors."""
+        if self._dim < 0 and self._found()[0] < 0:
             return None
         return self.shape
 
     @property
     def shape(self) -> torch.Size:
         """The batch size; -1 where the members differ."""
-        trees, dim = self.trees, self._dim
-        rest = _joint([tree.batch_size for tree in trees]) if trees else self.rest
-        return torch.Size((*rest[:dim], len(trees), *rest[dim:]))
+        if self._holds_other():
+            return torch.Size()
+        dim = self.stack_dim
+        rest = self._was[1]
+        return torch.Size((*rest[:dim], self._count(), *rest[dim:]))
 
     @property
     def ndim(self) -> int:
@@ -161,10 +232,7 @@ class Members(LeafLike):
 
     def numel(self) -> int:
         """Return the number of rows, 1 at least where it is not the same in all."""
-        count = 1
-        for size in self.shape:
-            count *= abs(size)
-        return count
+        return prod([abs(size) for size in self.shape])
 
     @property
     def device(self) -> torch.device | None:
@@ -187,10 +255,39 @@ class Members(LeafLike):
         """Return the members ``fn(member, *its parts of the operands)``."""
         columns = [self.parts(operand) for operand in operands]
         rows = zip(self.trees, *columns, strict=True)
-        trees = [fn(*row) for row in rows]
-        if not trees:
+        return self._of([fn(*row) for row in rows])
+
+    def _of(self, trees: list[Any]) -> Members:
+        """Return other members, whose batch dims may have come or gone in front."""
+        own = self.trees
+        if all([x is y for x, y in zip(trees, own, strict=True)]):
             return self
         return Members(trees, trees[0].batch_dims + 1 - self._from_end())
+
+    def along(
+        self,
+        what: str,
+        fn: Callable[[Any, list[int]], Any],
+        dims: Sequence[int],
+        *,
+        gone: bool = False,
+    ) -> Any:
+        """Return the members ``fn(member, its dims)``; see `around_lazy`.
+
+        Several, in a tuple, if `fn` returns several trees.
+        """
+        stack = self.stack_dim
+        if stack in dims:
+            raise self._refused(f"{what} along the stack dim")
+        own = [dim - (dim > stack) for dim in dims]
+        outs = [fn(tree, own) for tree in self.trees]
+        to = stack - (sum([dim < stack for dim in dims]) if gone else 0)
+        if not outs:
+            rest = [n for i, n in enumerate(self._rest()) if not (gone and i in own)]
+            return Members((), to, rest)
+        if isinstance(outs[0], tuple):
+            return tuple([Members(column, to) for column in zip(*outs, strict=True)])
+        return Members(outs, to)
 
     def parts(self, operand: Any) -> list[Any]:
         """Return what belongs to each member of an operand.
@@ -204,16 +301,17 @@ class Members(LeafLike):
             if len(operand.trees) != count or operand._from_end() != behind:
                 raise ShapeError(
                     "the lazy stacks do not pair up",
-                    expected=f"shape {list(self.shape)}, stacked along {self._dim}",
+                    expected=f"shape {list(self.shape)}, along {self.stack_dim}",
                     got=f"shape {list(operand.shape)}, stacked along {operand._dim}",
                 )
             return list(operand.trees)
         if isinstance(operand, (torch.Tensor, Node)):
-            dim = operand.dim() - behind
+            rows: Any = operand
+            dim = rows.dim() - behind
             if dim >= 0:
-                if operand.shape[dim] == 1 and count != 1:
-                    return [operand.squeeze(dim)] * count
-                return list(operand.unbind(dim))
+                if rows.shape[dim] == 1 and count != 1:
+                    return [rows.squeeze(dim)] * count
+                return list(rows.unbind(dim))
         return [operand] * count
 
     def like(self, other: Any) -> Any:
@@ -223,15 +321,16 @@ class Members(LeafLike):
 
     def _from_end(self) -> int:
         """Return how many batch dims there are from the stack dim on."""
-        return len(self.shape) - self._dim
+        return len(self.shape) - self.stack_dim
 
     def _chosen(self, places: Iterable[int]) -> Members:
         trees = self.trees
-        return Members([trees[at] for at in places], self._dim, self._rest())
+        return Members([trees[at] for at in places], self.stack_dim, self._rest())
 
     def _rest(self) -> tuple[int, ...]:
-        shape = self.shape
-        return (*shape[: self._dim], *shape[self._dim + 1 :])
+        if self._dim < 0:
+            self._place()
+        return self._was[1]
 
     # Moving rows
 
@@ -241,25 +340,32 @@ class Members(LeafLike):
         used = 0
         for i, item in enumerate(plan):
             dims = _dims_of(item)
-            if used <= self._dim < used + dims:
+            if used <= self.stack_dim < used + dims:
                 at = i
                 break
             used += dims
         if at < 0:
             return self._indexed(plan, range(len(self.trees)), plan)
+        return self._at_stack(plan, at)
+
+    def _at_stack(self, plan: tuple[Any, ...], at: int) -> Any:
+        """Return the stack at an index whose item `at` is for the stack dim."""
         item = plan[at]
         trees = self.trees
         if isinstance(item, int):
-            if not any([isinstance(x, torch.Tensor) and x.dim() for x in plan]):
+            if not any([_is_advanced(x) for x in plan]):
                 rest = (*plan[:at], *plan[at + 1 :])
                 return trees[item] if _is_whole(rest) else trees[item][rest]
             own = (*plan[:at], 0, *plan[at + 1 :])
-            return trees[item].unsqueeze(self._dim)[own]
+            return trees[item].unsqueeze(self.stack_dim)[own]
         if isinstance(item, torch.Tensor):
-            tensors = [x for x in plan if isinstance(x, torch.Tensor) and x.dim()]
-            if item.dim() == 0 and item.dtype != torch.bool:
+            others = [x for x in (*plan[:at], *plan[at + 1 :]) if _is_advanced(x)]
+            if item.dim() == 0 and others:
+                own = (*plan[:at], torch.zeros_like(item), *plan[at + 1 :])
+                return trees[int(item)].unsqueeze(self.stack_dim)[own]
+            if item.dim() == 0:
                 return self[(*plan[:at], int(item), *plan[at + 1 :])]
-            if item.dim() != 1 or len(tensors) > 1:
+            if item.dim() != 1 or others:
                 raise self._refused("an index of several dims")
             if item.dtype == torch.bool:
                 item = item.nonzero().squeeze(1)
@@ -274,7 +380,7 @@ class Members(LeafLike):
         self, plan: tuple[Any, ...], places: Iterable[int], whole: tuple[Any, ...]
     ) -> Members:
         """Return the members at `places`, each indexed by a plan of all dims."""
-        dim = self._dim
+        dim = self.stack_dim
         if _is_whole(plan):
             return self._chosen(places)
         trees = [self.trees[i].unsqueeze(dim)[plan] for i in places]
@@ -292,7 +398,7 @@ class Members(LeafLike):
         shape = _positive(self.shape)
         found: list[torch.Size] = []
         for size in (2, 3):
-            shape[self._dim] = size
+            shape[self.stack_dim] = size
             found.append(torch.empty(()).expand(shape)[plan].shape)
         pairs = zip(*found, strict=True)
         return next(dim for dim, (two, three) in enumerate(pairs) if two != three)
@@ -365,8 +471,8 @@ class Members(LeafLike):
 
     def tensor_split(self, indices: Any, dim: int = 0) -> list[Members]:
         """Return pieces along a dim that end at `indices`."""
-        rows = torch.empty(self.shape[dim]).tensor_split(indices)
-        return self.split_with_sizes([len(row) for row in rows], dim)
+        rows = [r.tolist() for r in torch.arange(self.shape[dim]).tensor_split(indices)]
+        return [self.narrow(dim, row[0] if row else 0, len(row)) for row in rows]
 
     def flip(self, dims: Sequence[int]) -> Members:
         """Return the stack in reversed order along some dims."""
@@ -390,15 +496,147 @@ class Members(LeafLike):
 
     def index_select(self, dim: int, index: torch.Tensor) -> Members:
         """Return the rows `index` of a dim."""
-        return self[(*(slice(None),) * dim, index)]
+        return self[(*(slice(None),) * dim, index.reshape(-1))]
+
+    def reshape(self, *sizes: Any) -> Members:
+        """Return the stack in another shape, in which the stack dim is still there."""
+        new = list(sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes)
+        shape, stack = self.shape, self.stack_dim
+        if -1 in shape:
+            raise self._refused("reshape of members with other batch sizes")
+        before, count = prod(shape[:stack]), shape[stack]
+        for to, size in enumerate(new):
+            fits = size == count and prod(new[:to]) == before
+            if fits and prod(new[to + 1 :]) == prod(shape[stack + 1 :]):
+                rest = [*new[:to], *new[to + 1 :]]
+                return Members([t.reshape(rest) for t in self.trees], to, rest)
+        raise self._refused(f"reshape to {new}, which merges or splits the stack dim,")
+
+    view = reshape
+
+    def flatten(self, start: int, end: int) -> Members:
+        """Return the stack with dims merged, the stack dim not among them."""
+        shape = self.shape
+        merged = prod(shape[start : end + 1])
+        return self.reshape((*shape[:start], merged, *shape[end + 1 :]))
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Members:
+        """Return the stack with a dim as several, not the stack dim."""
+        shape = self.shape
+        known = -prod(sizes)  # of those that are not -1
+        sizes = [shape[dim] // known if n == -1 else n for n in sizes]
+        return self.reshape((*shape[:dim], *sizes, *shape[dim + 1 :]))
+
+    def repeat(self, counts: Sequence[int]) -> Members:
+        """Return the stack several times along every dim."""
+        more = len(counts) - self.dim()
+        to = self.stack_dim + more
+        own = (*counts[:to], *counts[to + 1 :])
+        trees = [tree.tile(own) for tree in self.trees]
+        rest = [n * c for n, c in zip((1,) * more + self._rest(), own, strict=True)]
+        return Members(trees * counts[to], to, rest)
+
+    def repeat_interleave(self, repeats: int | torch.Tensor, dim: int) -> Members:
+        """Return every row of a dim several times in a row."""
+        if dim != self.stack_dim:
+            return self.along(
+                "repeat_interleave",
+                lambda t, d: t.repeat_interleave(repeats, d[0]),
+                [dim],
+            )
+        counts = repeats if isinstance(repeats, int) else repeats.tolist()
+        if isinstance(counts, int) or len(counts) == 1:
+            counts = [counts if isinstance(counts, int) else counts[0]] * len(
+                self.trees
+            )
+        pairs = zip(counts, self.trees, strict=True)
+        trees = [tree for count, tree in pairs for _ in range(count)]
+        return Members(trees, self.stack_dim, self._rest())
+
+    def constant_pad_nd(self, pads: Sequence[int], value: Any) -> Members:
+        """Return the stack with rows of one value around it, not along its own dim."""
+        dims = self.dim()
+        pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
+        pairs = (pairs + [(0, 0)] * (dims - len(pairs)))[::-1]
+        stack = self.stack_dim
+        if pairs[stack] != (0, 0):
+            raise self._refused("pad along the stack dim")
+        own = [n for i, pair in enumerate(pairs) if i != stack for n in pair]
+        return self._like([tree.pad(own, value) for tree in self.trees])
+
+    def gather(self, dim: int, index: torch.Tensor) -> Members:
+        """Return for every place of `index` the row that it names along a dim."""
+        stack = self.stack_dim
+        if dim == stack:
+            raise self._refused("gather along the stack dim")
+        own = dim - (dim > stack)
+        pairs = zip(self.trees, index.unbind(stack), strict=False)
+        trees = [tree.gather(own, places) for tree, places in pairs]
+        rest = (*index.shape[:stack], *index.shape[stack + 1 :])
+        return Members(trees, stack, rest)
+
+    def _like(self, trees: list[Any]) -> Members:
+        return Members(trees, self.stack_dim, self._rest())
+
+    # Writing rows
+
+    def written(self, plan: tuple[Any, ...], value: Any, name: str) -> Members:
+        """Return the stack with rows written: ``td.at[plan].name(value)``.
+
+        Args:
+            plan: an index, one item for every dim that it uses.
+            value: a number, a tensor of the rows, a tree, or a mapping of these.
+            name: a method of `At`.
+        """
+        trees = list(self.trees)
+        stack = self.stack_dim
+        at, used = -1, 0
+        for i, item in enumerate(plan):
+            dims = _dims_of(item)
+            if used <= stack < used + dims:
+                at = i
+                break
+            used += dims
+        item = slice(None) if at < 0 else plan[at]
+        rest = () if at < 0 else (*plan[:at], *plan[at + 1 :])
+        if isinstance(item, int) or (isinstance(item, torch.Tensor) and not item.dim()):
+            first = 0 if isinstance(item, int) else torch.zeros_like(item)
+            own = (*plan[:at], first, *plan[at + 1 :])
+            place = int(item)
+            trees[place] = _write(trees[place], stack, own, value, name)
+            return self._like(trees)
+        places: Iterable[int]
+        if isinstance(item, torch.Tensor):
+            if any([_is_advanced(x) for x in rest]) or item.dim() != 1:
+                raise self._refused("writing at index tensors of several dims")
+            if item.dtype == torch.bool:
+                item = item.nonzero().squeeze(1)
+            places = item.tolist()
+        else:
+            places = range(len(trees))[item]
+        whole = plan if at < 0 else (*plan[:at], slice(None), *plan[at + 1 :])
+        to = self._moved_to(whole)
+        for i, place in enumerate(places):
+            part = _row(value, to, i)
+            trees[place] = _write(trees[place], stack, whole, part, name)
+        return self._like(trees)
+
+    def same(self, other: Any, *, equal_nan: bool) -> bool:
+        """Return whether the other holds equal members along the same dim."""
+        if not isinstance(other, Members) or len(self.trees) != len(other.trees):
+            return False
+        pairs = zip(self.trees, other.trees, strict=True)
+        return self.stack_dim == other.stack_dim and all(
+            [a.equal(b, equal_nan=equal_nan) for a, b in pairs]
+        )
 
     def _refused(self, what: str) -> OperandError:
         return OperandError(
             f"{what} is not defined for a lazy stack",
             expected="a dense tree",
-            got=f"{len(self.trees)} trees stacked along dim {self._dim}",
-            fix="td.densify() where the members are alike, td.densify(padding_value=0) "
-            "where shapes differ",
+            got=repr(self),
+            fix="td.densify() first where the members are alike, "
+            "td.densify(padding_value=0) where shapes differ",
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -438,9 +676,9 @@ class Members(LeafLike):
         return Members, (self.trees, self.stack_dim, self._rest())
 
     def __repr__(self) -> str:
-        if self._trees is None and self._found() < 0:
+        if self.known_shape is None:
             return f"{len(self._flat or ())} trees, stacked along a dim that is gone"
-        return f"{len(self.trees)} trees stacked along dim {self._dim}"
+        return f"{self._count()} trees stacked along dim {self.stack_dim}"
 
 
 # What operations do with a leaf that is the same for every member.
@@ -449,6 +687,8 @@ _MOVES = frozenset(
     {
         *("permute", "flip", "roll", "index_select", "split_with_sizes"),
         *("tensor_split", "unsqueeze", "squeeze", "transpose", "narrow", "unbind"),
+        *("reshape", "view", "flatten", "unflatten", "expand", "gather"),
+        *("repeat", "repeat_interleave", "constant_pad_nd"),
         *_EACH,
     }
 )
@@ -501,12 +741,34 @@ def _joined(leaves: Sequence[Members], dim: int = 0) -> Members:
     return Members([type(row[0]).cat(list(row), own) for row in rows], stack)
 
 
+def _write(tree: Any, dim: int, index: tuple[Any, ...], value: Any, name: str) -> Any:
+    """Return a member with rows written at an index of the stack."""
+    return getattr(tree.unsqueeze(dim).at[index], name)(value).squeeze(dim)
+
+
+def _row(value: Any, dim: int, at: int) -> Any:
+    """Return the part of a value for one of the rows along a dim, which stays."""
+    if isinstance(value, Mapping):
+        return {key: _row(part, dim, at) for key, part in value.items()}
+    if isinstance(value, (Node, np.ndarray)) or (
+        isinstance(value, torch.Tensor) and value.dim()
+    ):
+        rows: Any = value
+        if isinstance(value, Node) and type(value).is_lazy:
+            members: Members = value._leaves[0]
+            if members.stack_dim == dim:
+                return members.trees[at].unsqueeze(dim)
+            rows = rows.densify()
+        return rows[(*(slice(None),) * dim, slice(at, at + 1))]
+    return value
+
+
 def _any_members(args: Sequence[Any]) -> Members:
     for arg in args:
         if isinstance(arg, Members):
             return arg
         if isinstance(arg, (list, tuple)):
-            return _any_members(arg)  # pyright: ignore[reportUnknownArgumentType]
+            return _any_members(arg)
     raise TypeError("no lazy stack among the arguments")
 
 
@@ -525,6 +787,61 @@ def _joint(sizes: Sequence[torch.Size]) -> tuple[int, ...]:
             for row in zip(*sizes, strict=True)
         ]
     )
+
+
+def _alike(one: Sequence[int], two: Sequence[int]) -> bool:
+    """Return whether sizes are equal; -1 is any."""
+    pairs = zip(one, two, strict=False)
+    return len(one) == len(two) and all([x == y or -1 in (x, y) for x, y in pairs])
+
+
+def _places(
+    new: Sequence[int], before: Sequence[int], after: Sequence[int]
+) -> list[int]:
+    """Return where a dim of size 1 can be that had some sizes before and behind it.
+
+    Dims may have come, or gone, anywhere. If no place fits because sizes changed too,
+    it is where it was if dims came or went in front, or the only one of size 1.
+    """
+    ones = [to for to, size in enumerate(new) if size == 1]
+    came = len(new) > len(before) + len(after)
+    fits = [
+        to
+        for to in ones
+        if _inside(before, new[:to], came=came)
+        and _inside(after, new[to + 1 :], came=came)
+    ]
+    front = len(new) - 1 - len(after)
+    return fits or ([front] if front in ones else ones if len(ones) == 1 else [])
+
+
+def _inside(old: Sequence[int], new: Sequence[int], *, came: bool) -> bool:
+    """Return whether sizes are others with some more, or with some left out."""
+    few, many = (old, new) if came else (new, old)
+    rest = iter(many)
+    return all([any(_alike((size,), (other,)) for other in rest) for size in few])
+
+
+def _mapped_dim(flat: Sequence[Any]) -> int:
+    """Return the dim of the leaves of trees that a `vmap` maps, -1 if not one."""
+    dims: set[int] = set()
+    pending = list(flat)
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Node):
+            pending += item._leaves
+        elif isinstance(item, Members):
+            pending += item._flat or ()
+        elif isinstance(item, torch.Tensor):
+            dims.add(mapped_dim(item))
+    return dims.pop() if len(dims) == 1 else -1
+
+
+def _is_advanced(item: Any) -> bool:
+    """Return whether an item of an index takes part in choosing rows together."""
+    if isinstance(item, torch.Tensor):
+        return item.dim() > 0 or item.dtype == torch.bool
+    return isinstance(item, bool)
 
 
 def _positive(shape: Sequence[int]) -> list[int]:

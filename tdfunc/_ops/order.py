@@ -13,12 +13,13 @@ Raises, for all of them:
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.tree import (
+    along_lazy,
     map_leaves,
     pointwise,
     put_rows,
@@ -28,9 +29,6 @@ from tdfunc._core.tree import (
 from tdfunc._ops.reduce import ValuesIndices
 from tdfunc._ops.shape import as_dim
 from tdfunc.errors import ShapeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "argsort",
@@ -60,8 +58,7 @@ def cumsum(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> No
         >>> TensorDict({"x": torch.tensor([1, 2, 3])}, 3).cumsum(0)["x"].tolist()
         [1, 3, 6]
     """
-    fn = partial(torch.cumsum, dim=as_dim(td, dim), dtype=dtype)
-    return pointwise(td, fn, None)
+    return _along(td, dim, partial(torch.cumsum, dtype=dtype))
 
 
 def cumprod(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> NodeT:
@@ -78,8 +75,7 @@ def cumprod(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> N
         >>> TensorDict({"x": torch.tensor([1, 2, 3])}, 3).cumprod(0)["x"].tolist()
         [1, 2, 6]
     """
-    fn = partial(torch.cumprod, dim=as_dim(td, dim), dtype=dtype)
-    return pointwise(td, fn, None)
+    return _along(td, dim, partial(torch.cumprod, dtype=dtype))
 
 
 def logcumsumexp(td: NodeT, dim: int | str) -> NodeT:
@@ -95,7 +91,7 @@ def logcumsumexp(td: NodeT, dim: int | str) -> NodeT:
         >>> TensorDict({"x": torch.zeros(2)}, 2).logcumsumexp(0)["x"]
         tensor([0.0000, 0.6931])
     """
-    return pointwise(td, partial(torch.logcumsumexp, dim=as_dim(td, dim)), None)
+    return _along(td, dim, partial(torch.logcumsumexp))
 
 
 def cummax(td: Node, dim: int | str) -> ValuesIndices:
@@ -112,7 +108,7 @@ def cummax(td: Node, dim: int | str) -> ValuesIndices:
         >>> found.values["x"].tolist(), found.indices["x"].tolist()
         ([1, 3, 3], [0, 1, 1])
     """
-    return _pair(td, partial(torch.cummax, dim=as_dim(td, dim)), td.batch_size)
+    return _pair(td, dim, partial(torch.cummax))
 
 
 def cummin(td: Node, dim: int | str) -> ValuesIndices:
@@ -129,7 +125,7 @@ def cummin(td: Node, dim: int | str) -> ValuesIndices:
         >>> found.values["x"].tolist(), found.indices["x"].tolist()
         ([2, 1, 1], [0, 1, 1])
     """
-    return _pair(td, partial(torch.cummin, dim=as_dim(td, dim)), td.batch_size)
+    return _pair(td, dim, partial(torch.cummin))
 
 
 def softmax(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> NodeT:
@@ -147,8 +143,7 @@ def softmax(td: NodeT, dim: int | str, *, dtype: torch.dtype | None = None) -> N
         >>> TensorDict({"x": torch.zeros(4)}, 4).softmax(0)["x"].tolist()
         [0.25, 0.25, 0.25, 0.25]
     """
-    fn = partial(torch.softmax, dim=as_dim(td, dim), dtype=dtype)
-    return pointwise(td, fn, None)
+    return _along(td, dim, partial(torch.softmax, dtype=dtype))
 
 
 def log_softmax(
@@ -167,8 +162,7 @@ def log_softmax(
         >>> TensorDict({"x": torch.zeros(2)}, 2).log_softmax(0)["x"]
         tensor([-0.6931, -0.6931])
     """
-    fn = partial(torch.log_softmax, dim=as_dim(td, dim), dtype=dtype)
-    return pointwise(td, fn, None)
+    return _along(td, dim, partial(torch.log_softmax, dtype=dtype))
 
 
 def sort(
@@ -196,8 +190,7 @@ def sort(
         ([1, 2, 3], [2, 0, 1])
     """
     refuse_rows(td, "sort")
-    fn = partial(torch.sort, dim=as_dim(td, dim), descending=descending, stable=stable)
-    return _pair(td, fn, td.batch_size)
+    return _pair(td, dim, partial(torch.sort, descending=descending, stable=stable))
 
 
 def argsort(
@@ -221,10 +214,8 @@ def argsort(
         [2, 0, 1]
     """
     refuse_rows(td, "argsort")
-    fn = partial(
-        torch.argsort, dim=as_dim(td, dim), descending=descending, stable=stable
-    )
-    return pointwise(td, fn, None)
+    fn = partial(torch.argsort, descending=descending, stable=stable)
+    return _along(td, dim, fn)
 
 
 def topk(
@@ -266,19 +257,37 @@ def topk(
             got=k,
             fix=f"td.topk(min(k, td.batch_size[{at}]), dim={dim!r})",
         )
-    fn = partial(torch.topk, k=k, dim=at, largest=largest, sorted=sorted)
-    return _pair(td, fn, torch.Size([*size[:at], k, *size[at + 1 :]]))
+    return _pair(td, at, partial(torch.topk, k=k, largest=largest, sorted=sorted), k)
+
+
+def _along(td: NodeT, dim: int | str, fn: partial[torch.Tensor]) -> NodeT:
+    """Return the tree of ``fn(leaf, dim=dim)``, which keeps shapes."""
+    at = as_dim(td, dim)
+    if td._schema.lazy:
+        name = fn.func.__name__
+        return along_lazy(td, name, lambda t, own: _along(t, own[0], fn), [at])
+    return pointwise(td, partial(fn, dim=at), None)
 
 
 def _pair(
-    td: Node, fn: Callable[[torch.Tensor], Any], size: torch.Size
+    td: Node, dim: int | str, fn: partial[Any], rows: int | None = None
 ) -> ValuesIndices:
-    """Return the two trees of a function that returns two tensors for a leaf."""
+    """Return the two trees of a function that returns two tensors for a leaf.
+
+    `rows` is the size of the dim in the result, None for that which it has.
+    """
+    at = as_dim(td, dim)
+    if td._schema.lazy:
+        name = fn.func.__name__
+        return along_lazy(td, name, lambda t, own: _pair(t, own[0], fn, rows), [at])
     if td._schema.rows:
-        found = _pair(without_rows(td), fn, size)
+        found = _pair(without_rows(td), at, fn, rows)
         return ValuesIndices(*[put_rows(td, done) for done in found])
+    size = td.batch_size
     schema = td._schema
-    pairs = map_leaves(schema, td._leaves, fn)
+    if rows is not None:
+        size = torch.Size([*size[:at], rows, *size[at + 1 :]])
+    pairs = map_leaves(schema, td._leaves, partial(fn, dim=at))
     values = tuple([pair[0] for pair in pairs])
     indices = tuple([pair[1] for pair in pairs])
     return ValuesIndices(

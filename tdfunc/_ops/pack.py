@@ -13,7 +13,7 @@ import torch
 from tdfunc._core.mismatch import differences
 from tdfunc._core.node import make
 from tdfunc._core.statics import NO_STATICS
-from tdfunc._core.tree import put_rows, without_rows
+from tdfunc._core.tree import put_rows, refuse_lazy, without_rows
 from tdfunc._ops.shape import as_dim, by_shape
 from tdfunc.errors import OperandError, ShapeError, StructureError, show_path
 
@@ -210,6 +210,7 @@ def pack(
         >>> flat.shape, layout.keys, layout.offsets
         (torch.Size([5, 10]), ('p', 'v'), (0, 1))
     """
+    refuse_lazy(td, "pack")
     size = td.batch_size
     schema = td._schema
     at = as_dim(td, dim, extra=1)
@@ -338,6 +339,7 @@ def ravel(td: NodeT) -> tuple[torch.Tensor, Callable[[torch.Tensor], NodeT]]:
         >>> flat.tolist(), unravel(flat)["n"]
         ([7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], tensor(7))
     """
+    refuse_lazy(td, "ravel")
     size = td.batch_size
     schema = td._schema
     _check_same(td, "device", "td.to('cpu') moves all leaves to one device")

@@ -22,6 +22,7 @@ from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make
 from tdfunc._core.schema import STATIC
 from tdfunc._core.tree import (
+    around_lazy,
     around_rows,
     feature_views,
     map_leaves,
@@ -34,7 +35,7 @@ from tdfunc._core.tree import (
 from tdfunc._ops.entries import exclude
 from tdfunc._ops.index import at_index
 from tdfunc._ops.join import aligned
-from tdfunc._ops.pointwise import Numbers, padded
+from tdfunc._ops.pointwise import Numbers, as_lazy, padded
 from tdfunc._ops.shape import (
     as_dim,
     as_dims,
@@ -310,13 +311,17 @@ def tile(td: NodeT, *dims: int | Sequence[int]) -> NodeT:
     new = len(counts) - len(size)
     schema = td._schema
     wide = by_rank(schema.ranks(), counts, 1)
-    leaves = zip_leaves(schema, (td._leaves, wide), torch.Tensor.repeat)
+    leaves = zip_leaves(schema, (td._leaves, wide), _repeated)
     names = td.names
     if names is not None:
         names = ((None,) * new) + names
     full = [1] * new + list(size)
     sizes = torch.Size([n * count for n, count in zip(full, counts, strict=True)])
     return make(schema, leaves, td._statics, sizes, names)
+
+
+def _repeated(leaf: torch.Tensor, counts: Any) -> torch.Tensor:
+    return leaf.repeat(counts)
 
 
 def repeat_interleave(
@@ -955,6 +960,8 @@ def _chosen(td: NodeT, fn: Callable[..., Any], *operands: Any, mask: int) -> Nod
         operands: trees, tensors and numbers.
         mask: which of them holds booleans.
     """
+    if any([isinstance(x, Node) and x._schema.lazy for x in operands]):
+        return _chosen_apart(td, fn, operands, mask)
     nodes = [td, *[x for x in operands if isinstance(x, Node) and x is not td]]
     schema, size, aligned = _aligned(nodes)
     columns: list[Any] = []
@@ -988,6 +995,22 @@ def _chosen(td: NodeT, fn: Callable[..., Any], *operands: Any, mask: int) -> Nod
         raise
     names = td._names if joint == td.batch_size else None
     return make(schema, leaves, td._statics, joint, names)
+
+
+def _chosen_apart(
+    td: Any, fn: Callable[..., Any], operands: tuple[Any, ...], mask: int
+) -> Any:
+    """Return `fn` of operands of which some are, or hold, lazy stacks."""
+    own: list[Any] = []
+    for x in operands:
+        if isinstance(x, Node) and x is not td:
+            tree: Any = x
+            x = as_lazy(td, tree) if td._schema.lazy else tree.densify()  # noqa: PLW2901
+        own.append(x)
+    if not td._schema.lazy:
+        return _chosen(td, fn, *own, mask=mask)
+    check_same_entries([x for x in own if isinstance(x, Node)])
+    return around_lazy(td, lambda t, *ops: _chosen(t, fn, *ops, mask=mask), *own)
 
 
 def _aligned(

@@ -30,9 +30,9 @@ from tdfunc._core._torch import (
     foreach_sub,
     foreach_works,
 )
-from tdfunc._core.leaf import as_leaf
+from tdfunc._core.leaf import LeafLike, as_leaf
 from tdfunc._core.mismatch import check_same_entries
-from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.node import Node, NodeT, entry_at, make
 from tdfunc._core.statics import same_value
 from tdfunc._core.tree import (
     around_lazy,
@@ -45,6 +45,7 @@ from tdfunc._core.tree import (
     without_rows,
     zip_leaves,
 )
+from tdfunc._ops import entries
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _with_tree(
     if schema is oschema and size == osize:
         leaves = _paired(schema, td._leaves, other._leaves, fn, each)
         return make(schema, leaves, td._statics, size, td._names)
-    if type(other).is_lazy:
+    if oschema.lazy:
         lazy: Any = other
         return _with_tree(td, lazy.densify(), fn, each)
     _check_entries(td, other)
@@ -240,7 +241,7 @@ def _binary_apart(
         return around_rows(td, lambda left: binary(left, right, fn, each))
     other = _as_operand(other)
     if isinstance(other, Node):
-        other = _as_lazy(td, other)
+        other = as_lazy(td, other)
         _check_entries(td, other)
     return around_lazy(td, lambda x, y: binary(x, y, fn, each), other)
 
@@ -253,19 +254,24 @@ def _ternary_apart(
 ) -> NodeT:
     """Apply a function of three to a tree with rows or lazy stacks."""
     if td._schema.rows:
-        bare = [_bare_operand(td, operand) for operand in operands]
-        return around_rows(td, lambda left: ternary(left, *bare, fn, each))
+        one, two = [_bare_operand(td, operand) for operand in operands]
+        return around_rows(td, lambda left: ternary(left, one, two, fn, each))
     for i, operand in enumerate(operands):
         if isinstance(operand, Node):
-            operands[i] = _as_lazy(td, operand)
+            operands[i] = as_lazy(td, operand)
             _check_entries(td, operands[i])
     return around_lazy(td, lambda x, y, z: ternary(x, y, z, fn, each), *operands)
 
 
-def _as_lazy(td: Node, other: Node) -> Node:
-    """Return a dense operand of a lazy stack as a stack of the same kind."""
-    if type(td).is_lazy and not type(other).is_lazy:
-        return td._leaves[0].like(other)
+def as_lazy(td: Node, other: Node) -> Node:
+    """Return a dense operand of lazy stacks with stacks of the same kind."""
+    for slot, path, _ in td._schema.lazies():
+        node: Any = (
+            (entry_at(other, path) if path in other else None) if path else other
+        )
+        if isinstance(node, Node) and not type(node).is_lazy:
+            own = td._leaves[slot].like(node)
+            other = entries.set(other, path, own) if path else own
     return other
 
 
@@ -743,6 +749,8 @@ def equal(td: Node, other: object, *, equal_nan: bool = False) -> bool:
 
 
 def _same_leaf(x: Any, y: Any, equal_nan: bool) -> bool:  # noqa: FBT001
+    if isinstance(x, LeafLike):
+        return x.same(y, equal_nan=equal_nan)
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return same_value(x, y)
     if x.dtype != y.dtype or x.shape != y.shape or x.device != y.device:

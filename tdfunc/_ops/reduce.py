@@ -31,10 +31,14 @@ import torch
 from tdfunc._core._torch import foreach_norm, foreach_works
 from tdfunc._core.batch import as_names
 from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.schema import Schema
+from tdfunc._core.statics import NO_STATICS
 from tdfunc._core.tree import (
+    along_lazy,
     around_rows,
     map_leaves,
     put_rows,
+    refuse_lazy,
     refuse_rows,
     without_rows,
     zip_leaves,
@@ -44,8 +48,6 @@ from tdfunc.errors import OperandError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from tdfunc._core.schema import Schema
 
     Dims: TypeAlias = int | str | Sequence[int | str] | None
     # Takes dims (None for all) and keepdim, returns what reduces one leaf.
@@ -166,7 +168,7 @@ def mean(
         return _reduced(
             td, "mean", _over_dims(torch.mean, dtype=dtype), dim, keepdim=keepdim
         )
-    td = without_rows(td)
+    td = without_rows(_spread(td, dim))
     _check_floating(td, dtype)
     total = _over_dims(torch.sum, dtype=dtype)
     parts = _stacked(td, "mean", total, dim, keepdim=keepdim)
@@ -254,7 +256,7 @@ def _truth(
 
     if dim is not None or keepdim:
         return _reduced(td, name, _over_dims(as_bool), dim, keepdim=keepdim)
-    td = without_rows(td)
+    td = without_rows(_spread(td, None))
     parts = map_leaves(td._schema, td._leaves, as_bool)
     if not parts:
         return fn(torch.empty(0, dtype=torch.bool))
@@ -767,7 +769,7 @@ def nanmean(
     if not reduce:
         over = _over_dims(torch.nanmean, dtype=dtype)
         return _reduced(td, "nanmean", over, dim, keepdim=keepdim)
-    td = without_rows(td)
+    td = without_rows(_spread(td, dim))
     _check_floating(td, dtype)
     total = _over_dims(torch.nansum, dtype=dtype)
     sums = _stacked(td, "nanmean", total, dim, keepdim=keepdim).sum(0)
@@ -823,6 +825,10 @@ def quantile(
             own = own.to(dtype=leaf.dtype, device=leaf.device)
         return torch.quantile(leaf, own, dim, keepdim, interpolation=interpolation)
 
+    if td._schema.lazy:
+        if rank:
+            refuse_lazy(td, "quantile with several levels")
+        return _reduced(td, "quantile", _along(one), dim, keepdim=keepdim)
     if _passes_rows(td, "quantile", dim):
         return around_rows(
             td, lambda t: quantile(t, q, dim, keepdim, interpolation=interpolation)
@@ -902,15 +908,63 @@ def _passes_rows(td: Node, name: str, dim: Any) -> bool:
 def _reduced(
     td: NodeT, name: str, over: Reduction, dim: Any, *, keepdim: bool
 ) -> NodeT:
+    if td._schema.lazy:
+        fn = partial(_reduced, name=name, over=over, keepdim=keepdim)
+        return _apart(td, lambda t, d: fn(t, dim=d), dim, keepdim=keepdim)
     if _passes_rows(td, name, dim):
         return around_rows(td, lambda t: _reduced(t, name, over, dim, keepdim=keepdim))
     schema, leaves, size, names = _laid(td, over, dim, keepdim=keepdim)
     return make(schema, leaves, td._statics, size, names)
 
 
+def _apart(td: Any, fn: Callable[..., Any], dim: Any, *, keepdim: bool) -> Any:
+    """Return the reduction ``fn(td, dim)`` of a tree with lazy stacks.
+
+    Raises:
+        OperandError: it is over a stack dim.
+    """
+    if dim is None:
+        refuse_lazy(td, "a reduction over all dims")
+        return td
+    if dim == "feature":
+        return along_lazy(td, "a reduction", lambda t, _: fn(t, "feature"), [])
+    given = [dim] if isinstance(dim, (int, str)) else list(dim)
+    dims = [as_dim(td, d) for d in given]
+    return along_lazy(td, "a reduction", fn, dims, gone=not keepdim)
+
+
+def _spread(td: Any, dim: Any) -> Any:
+    """Return a tree whose leaves are all those of the members of lazy stacks too.
+
+    Folding all leaves completely makes no difference between them. Rows of text are
+    left out.
+    """
+    if not td._schema.lazy:
+        return td
+    if dim is not None:
+        refuse_lazy(td, "folding leaves into one tensor")
+    leaves: dict[str, torch.Tensor] = {}
+    pending: list[tuple[str, Any]] = [("", without_rows(td))]
+    while pending:
+        prefix, tree = pending.pop()
+        for name, leaf in zip(tree._schema.dotted(), tree._leaves, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                leaves[prefix + name] = leaf
+            else:
+                members = enumerate(map(without_rows, leaf.trees))
+                pending += [(f"{prefix}{name}.{i}.", member) for i, member in members]
+    keys = tuple(sorted(leaves))
+    ranks = tuple([leaves[key].dim() for key in keys])
+    flat = tuple([leaves[key] for key in keys])
+    return make(Schema(Node._plain, keys, ranks), flat, NO_STATICS, torch.Size(), None)
+
+
 def _pair(
     td: Node, name: str, over: Reduction, dim: Any, *, keepdim: bool
 ) -> ValuesIndices:
+    if td._schema.lazy:
+        fn = partial(_pair, name=name, over=over, keepdim=keepdim)
+        return _apart(td, lambda t, d: fn(t, dim=d), dim, keepdim=keepdim)
     if _passes_rows(td, name, dim):
         found = _pair(without_rows(td), name, over, dim, keepdim=keepdim)
         return ValuesIndices(*[put_rows(td, done) for done in found])
@@ -999,6 +1053,7 @@ def _stacked(
     """
     td = without_rows(td)
     _check_foldable(td, name, dim, keepdim=keepdim)
+    td = _spread(td, dim)
     if dim is None:
         if each is not None and foreach_works(td._leaves):
             try:
@@ -1014,6 +1069,7 @@ def _row(td: Node, name: str, dim: Any, *, keepdim: bool) -> torch.Tensor:
     """Return the elements of all leaves behind each other, ``[*batch]`` in front."""
     td = without_rows(td)
     _check_foldable(td, name, dim, keepdim=keepdim)
+    td = _spread(td, dim)
     size = td.batch_size if dim == "feature" else ()
     dims = len(size)
     rows = [

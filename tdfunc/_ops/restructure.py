@@ -9,17 +9,28 @@ before is an entry like any other and stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from tdfunc._core.batch import as_constants, as_names, misfit
 from tdfunc._core.keys import as_path, short
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
-from tdfunc._core.schema import STATIC, Schema
+from tdfunc._core.schema import STATIC, Schema, is_lazy
 from tdfunc._core.statics import NonTensorData
-from tdfunc._core.tree import noting
-from tdfunc._ops.entries import as_paths, rearranged, select, set, update
+from tdfunc._core.tree import each_member, noting, refuse_lazy
+from tdfunc._ops.entries import (
+    apart,
+    as_paths,
+    check_held,
+    exclude,
+    rearranged,
+    select,
+    set,
+    update,
+)
 from tdfunc.errors import (
     InvalidKeyError,
     InvalidLeafError,
@@ -123,12 +134,54 @@ def rename_keys(
         )
     moves = [(as_path(old), as_path(new)) for old, new in mapping.items()]
     _check_apart([old for old, _ in moves], "the entries to rename are not apart")
+    if td._schema.lazy:
+        if type(td).is_lazy:
+            return _renamed_in_members(td, mapping, strict=strict)
+        td, moves = _renamed_inside(td, moves, strict=strict)
     present = [move for move in moves if td._schema.find(move[0]) is not None]
     if strict and len(present) < len(moves):
         old = next(move[0] for move in moves if move not in present)
         raise missing(td, old, "strict=False ignores what is not there")
     _check_apart([new for _, new in present], "the new paths are not apart")
     return _moved(td, size, td._schema.moved(tuple(present), td._plain))
+
+
+def _renamed_in_members(
+    td: NodeT, mapping: Mapping[Any, str | Path], *, strict: bool
+) -> NodeT:
+    if strict:
+        check_held(td, [as_path(old) for old in mapping])
+    return each_member(td, lambda t: rename_keys(t, mapping, strict=False))
+
+
+def _renamed_inside(
+    td: NodeT, moves: list[tuple[Path, Path]], *, strict: bool
+) -> tuple[NodeT, list[tuple[Path, Path]]]:
+    """Return the tree with entries of lazy stacks renamed, and the moves that remain.
+
+    Raises:
+        OperandError: an entry would come into a lazy stack, or out of one.
+    """
+    rest: list[tuple[Path, Path]] = []
+    groups: dict[Path, dict[Any, Path]] = {}
+    for old, new in moves:
+        start, end = td._schema.lazy_on(old), td._schema.lazy_on(new)
+        if start < 0 and end < 0:
+            rest.append((old, new))
+        elif start == end and old[:start] == new[:start]:
+            groups.setdefault(old[:start], {})[old[start:]] = new[start:]
+        else:
+            raise OperandError(
+                "an entry can not be moved into a lazy stack, or out of one",
+                path=old,
+                expected="a new path in the same stack",
+                got=show_path(new),
+                fix="td.set(new, td[old]).drop(old)",
+            )
+    for stack, mapping in groups.items():
+        renamed = rename_keys(entry_at(td, stack), mapping, strict=strict)
+        td = set(td, stack, renamed)
+    return td, rest
 
 
 def _check_apart(paths: list[Path], what: str) -> None:
@@ -193,14 +246,16 @@ def flatten_keys(
         ('n.a', 'n.m.b', 'c')
     """
     _check_separator(separator)
+    if type(td).is_lazy:
+        return each_member(td, lambda t: flatten_keys(t, separator, is_leaf))
     size = td.batch_size
-    whole: list[Path] = []
+    whole = [path for _, path, _ in td._schema.lazies()]
     if is_leaf is not None:
         closed: dict[Path, bool] = {(): False}
         for step in td._schema.listed(True, False, False):  # noqa: FBT003
             if isinstance(step.kid, Schema):
                 path = step.path
-                inside = closed[path[:-1]]
+                inside = closed[path[:-1]] or path in whole
                 closed[path] = inside or bool(is_leaf(entry_at(td, path)))
                 if closed[path] and not inside:
                     whole.append(path)
@@ -232,6 +287,8 @@ def unflatten_keys(td: NodeT, separator: str = ".") -> NodeT:
         ('n', ('n', 'a'), ('n', 'm'), ('n', 'm', 'b'), 'c')
     """
     _check_separator(separator)
+    if type(td).is_lazy:
+        return each_member(td, lambda t: unflatten_keys(t, separator))
     size = td.batch_size
     keys = [key for key in td._schema.keys if separator in key]
     moves = tuple([((key,), tuple(key.split(separator))) for key in keys])
@@ -307,6 +364,13 @@ def split_keys(
             sets.append(as_paths(keys, f"key set {i}"))
         every += sets[-1]
     _check_apart(every, "the key sets are not apart")
+    if type(td).is_lazy:
+        split = partial(split_keys, default=default, strict=strict)
+        parts = td._leaves[0].along("split_keys", lambda t, _: split(t, *sets), [])
+        size = td.batch_size
+        return tuple(
+            [make(td._schema, (p,), td._statics, size, td._names) for p in parts]
+        )
     parts: list[NodeT] = []
     for keys, paths in zip(key_sets, sets, strict=True):
         part = select(td, *paths, strict=strict and default is MISSING)
@@ -317,8 +381,14 @@ def split_keys(
         if isinstance(keys, Mapping):
             part = rename_keys(part, keys, strict=False)
         parts.append(part)
-    rest = td._schema.outside(tuple(every))
-    return (*parts, rearranged(td, size, td._schema.narrowed(rest, keep=True)))
+    inside = apart(td, every)
+    within = [path for group in inside.values() for path in group]
+    rest = td._schema.outside(tuple([path for path in every if path not in within]))
+    last = rearranged(td, size, td._schema.narrowed(rest, keep=True))
+    for stack, group in inside.items():
+        own = [path[len(stack) :] for path in group]
+        last = set(last, stack, exclude(entry_at(td, stack), *own))
+    return (*parts, last)
 
 
 def _chosen(
@@ -352,7 +422,8 @@ def filter_empty(td: NodeT) -> NodeT:
     size = td.batch_size
     schema = td._schema
     held = (*schema.paths(), *schema.static_paths())
-    return rearranged(td, size, schema.narrowed(held, keep=True))
+    done = rearranged(td, size, schema.narrowed(held, keep=True))
+    return each_member(done, filter_empty) if schema.lazy else done
 
 
 def filter_non_tensor(td: NodeT) -> NodeT:
@@ -370,7 +441,8 @@ def filter_non_tensor(td: NodeT) -> NodeT:
     schema = td._schema
     kept = frozenset(schema.unbatched())
     gone = [p for at, p in enumerate(schema.static_paths()) if at not in kept]
-    return rearranged(td, size, schema.narrowed(tuple(gone), keep=False))
+    done = rearranged(td, size, schema.narrowed(tuple(gone), keep=False))
+    return each_member(done, filter_non_tensor) if schema.lazy else done
 
 
 def empty(td: NodeT, recurse: bool = False) -> NodeT:  # noqa: FBT001, FBT002 - the peer's signature
@@ -387,6 +459,8 @@ def empty(td: NodeT, recurse: bool = False) -> NodeT:  # noqa: FBT001, FBT002 - 
         >>> td.empty(), td.empty(recurse=True).keys()
         (TensorDict(batch_size=[3], fields={}), ('n',))
     """
+    if type(td).is_lazy:
+        return each_member(td, lambda member: empty(member, recurse))
     size = td.batch_size
     schema = td._schema
     if recurse:
@@ -421,10 +495,12 @@ def auto_batch_size(td: NodeT, batch_dims: int | None = None) -> NodeT:
         raise OptionError(
             "batch_dims is no number of dims", expected="an int >= 0", got=batch_dims
         )
+    if type(td).is_lazy:
+        refuse_lazy(td, "auto_batch_size")
     names = td.names
     schema, leaves = td._schema, td._leaves
     for path, leaf in zip(schema.paths(), leaves, strict=True):
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, (torch.Tensor, LeafLike)):
             raise InvalidLeafError(
                 "only tensors say what they share",
                 path=path,
@@ -487,6 +563,8 @@ def merge(
                 got=type(tree).__name__,
                 fix="td.update(other) takes a mapping",
             )
+    if type(first).is_lazy:
+        return each_member(first, merge, *others)
     sized = [tree for tree in trees if tree._schema.n] or [first]
     size = sized[0].batch_size
     for tree in sized[1:]:
@@ -574,7 +652,8 @@ def _clashes(left: Schema, right: Schema) -> list[Path]:
     for path, kid, *_ in right.walk():
         found = left.find(path)
         if found is not None:
-            if not (isinstance(kid, Schema) and isinstance(found.kid, Schema)):
+            nodes = isinstance(kid, Schema) and isinstance(found.kid, Schema)
+            if not nodes or is_lazy(kid) or is_lazy(found.kid):
                 out.append(path)
         elif left.blocked(path) == path[:-1]:
             out.append(path)

@@ -13,6 +13,7 @@ from tdfunc._core.node import NodeT, make, size_at
 from tdfunc._core.rows import decode, encode
 from tdfunc._core.schema import ROWS, STATIC, UNBATCHED, Schema, is_kept, is_leaf
 from tdfunc._core.statics import Statics, rebuild_statics
+from tdfunc._core.tree import refuse_lazy
 from tdfunc.errors import (
     BatchSizeError,
     InvalidKeyError,
@@ -66,6 +67,7 @@ def state_dict(td: Node, *, flatten: bool = True) -> dict[str, Any]:
         >>> list(state), state["_tdfunc"]["statics"]
         (['n.w', '_tdfunc'], [[['s'], 'text']])
     """
+    refuse_lazy(td, "state_dict")
     schema = td._schema
     _check_names(schema, flatten=flatten)
     sizes: list[Any] = [[[], list(td.batch_size)]]
@@ -162,6 +164,7 @@ def load_state_dict(
         >>> td.load_state_dict({"n.w": torch.tensor([1, 2])}, strict=False)["n", "w"]
         tensor([1., 2.])
     """
+    refuse_lazy(td, "load_state_dict")
     if cast not in {"keep", "source"}:
         raise OptionError(
             "cast says what dtype results have",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdfunc._core._torch import is_higher_order
 from tdfunc._core.node import Node
 from tdfunc._ops import (
     autograd,
@@ -325,7 +326,10 @@ def torch_function(
             name = getattr(func, "__name__", str(func))
             raise OperandError(
                 f"torch's {name!r} does not act on trees",
-                fix=f"td.apply(torch.{name}) acts on every leaf",
+                fix="pass the leaves of torch.utils._pytree.tree_flatten(td), and "
+                "unflatten them inside"
+                if is_higher_order(func)
+                else f"td.apply(torch.{name}) acts on every leaf",
             )
         return NotImplemented
     given = list(args)

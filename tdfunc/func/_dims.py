@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from tdfunc._core.batch import as_names
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, make, missing
+from tdfunc._core.tree import refuse_lazy
 from tdfunc.errors import ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
 
 __all__ = ["dynamic_shapes", "in_dims"]
 
@@ -45,18 +48,23 @@ def in_dims(
         torch.Size([3, 2])
     """
     size = td.batch_size
-    dims: list[Any] = [_as_batch_dim(td, dim)] * td._schema.n
+    dims: list[Any] = [as_batch_dim(td, dim)] * td._schema.n
     for key, value in (overrides or {}).items():
         path = as_path(key)
         found = td._schema.find(path)
         if found is None:
             raise missing(td, path)
-        own = _as_batch_dim(td, value, found.surplus)
+        own = as_batch_dim(td, value, found.surplus)
         dims[found.lo : found.hi] = [own] * (found.hi - found.lo)
     return make(td._schema, tuple(dims), td._statics, size, td._names)
 
 
-def _as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
+def as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
+    """Return a batch dim, given as an int or by name, as an int >= 0; None stays.
+
+    Raises:
+        ShapeError: it is no batch dim.
+    """
     if dim is None:
         return None
     count = td.batch_dims + surplus
@@ -68,9 +76,34 @@ def _as_batch_dim(td: Node, dim: Any, surplus: int = 0) -> int | None:
         return dim + count if dim < 0 else dim
     raise ShapeError(
         f"{dim!r} is no batch dim",
-        expected=f"{-count} to {count - 1}, or a dim name, or None",
+        expected=f"{-count} to {count - 1}, or a dim name, or None"
+        if count
+        else "None, as the tree has no batch dims",
         got=repr(dim),
     )
+
+
+def without_dim(tree: Node, dim: int) -> tuple[torch.Size, Any]:
+    """Return the batch size and names of a tree without one dim."""
+    size, names = tree.batch_size, tree.names
+    rest = torch.Size((*size[:dim], *size[dim + 1 :]))
+    if names is not None:
+        names = as_names((*names[:dim], *names[dim + 1 :]), len(rest))
+    return rest, names
+
+
+def with_dim(
+    tree: Node, dim: int, size: int, name: str | None
+) -> tuple[torch.Size, tuple[str | None, ...] | None]:
+    """Return the batch size and names of a tree with one dim more."""
+    old, names = tree.batch_size, tree.names
+    new = torch.Size((*old[:dim], size, *old[dim:]))
+    if names is None and name is None:
+        return new, None
+    names = names or (None,) * len(old)
+    if name in names:
+        name = None
+    return new, as_names((*names[:dim], name, *names[dim:]), len(new))
 
 
 def dynamic_shapes(td: Node, dims: Mapping[int, Any]) -> tuple[dict[int, Any], ...]:
@@ -93,9 +126,10 @@ def dynamic_shapes(td: Node, dims: Mapping[int, Any]) -> tuple[dict[int, Any], .
         >>> tdfunc.dynamic_shapes(td, {0: "B"})
         ({0: 'B'},)
     """
+    refuse_lazy(td, "dynamic_shapes")
     own: dict[int, Any] = {}
     for dim, value in dims.items():
-        at = _as_batch_dim(td, dim)
+        at = as_batch_dim(td, dim)
         if at is not None:
             own[at] = value
     return tuple([dict(own) for _ in range(td._schema.n)])

@@ -10,6 +10,7 @@ import torch
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, NodeT, make, missing
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.restructure import merge
 from tdfunc.errors import OptionError, StructureError, show_path
 
@@ -67,9 +68,10 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
         >>> diff.keys(), rest.keys()
         (('w',), ('step',))
     """
+    refuse_lazy(td, "partition")
     size = td.batch_size
     schema = td._schema
-    chosen = _decided(td, predicate)
+    chosen = decided(td, predicate)
     for slot in schema.rows:
         chosen[slot] = False
     chosen = tuple(chosen)
@@ -82,7 +84,8 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
     )
 
 
-def _decided(td: Node, predicate: Any) -> list[bool]:
+def decided(td: Node, predicate: Any) -> list[bool]:
+    """Return for every leaf whether the predicate of `partition` takes it."""
     paths, leaves = td._schema.paths(), td._leaves
     if isinstance(predicate, torch.dtype):
         return [leaf.dtype == predicate for leaf in leaves]

@@ -14,9 +14,9 @@ from tdfunc._core.node import Node
 from tdfunc._ops.join import stack
 from tdfunc._ops.shape import expand, reshape
 from tdfunc.errors import OperandError, OptionError, ShapeError
-from tdfunc.func import functional_call
+from tdfunc.func import functional_call, vmap
 from tdfunc.nn._keyed import has_reset
-from tdfunc.nn._module import MethodOf, TensorDictModuleBase, as_tree
+from tdfunc.nn._module import MethodOf, TensorDictModuleBase
 from tdfunc.random import split
 from tdfunc.random._keys import lone_key
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["EnsembleModule", "functional_vmap"]
+
+# Options of which every member has its own.
+_OF_MEMBERS = ("key", "buffers")
 
 
 def functional_vmap(  # noqa: PLR0913 - a call and its options
@@ -112,7 +115,7 @@ def functional_vmap(  # noqa: PLR0913 - a call and its options
     if loop:
         out = _loop(one, flat, values, axes, count)
     else:
-        mapped = torch.vmap(one, (0, *axes), chunk_size=chunk_size)
+        mapped = vmap(one, (0, *axes), chunk_size=chunk_size)
         out = mapped(flat, *values)
     return (
         out if len(sets) == 1 else pytree.tree_map(lambda x: x.unflatten(0, sets), out)
@@ -341,16 +344,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     def forward(self, params: Any, td: Any, **options: Any) -> Any:
         """Return the tree with the outputs, as a call does."""
-        mapped, axes, td = self._mapped(params, td, options)
-        if "buffers" in options:
-            mapped["buffers"], axes["buffers"] = options["buffers"], 0
-        fixed = {k: v for k, v in options.items() if k not in mapped}
-
-        def one(own: Any, row: Any, given: dict[str, Any]) -> Any:
-            return as_tree(self._wrapped(own, row, **given, **fixed), self)
-
-        row_dim = None if self._expand else 0
-        return torch.vmap(one, (0, row_dim, axes))(params, td, mapped)
+        return self._each(self._wrapped, (params,), td, options)
 
     def call_with_buffers(
         self, params: Any, buffers: Any, td: Any, **options: Any
@@ -363,19 +357,35 @@ class EnsembleModule(TensorDictModuleBase):
             td: the tree.
             options: as in a call.
         """
-        mapped, axes, td = self._mapped(params, td, options)
-        fixed = {k: v for k, v in options.items() if k not in mapped}
+        call = self._wrapped.call_with_buffers
+        return self._each(call, (params, buffers), td, options)
 
-        def one(own: Any, held: Any, row: Any, given: dict[str, Any]) -> Any:
-            return self._wrapped.call_with_buffers(own, held, row, **given, **fixed)
+    def _each(
+        self,
+        call: Callable[..., Any],
+        own: tuple[Any, ...],
+        td: Any,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Return what a call gives for each member, with trees of its own."""
+        self._check(own[0], td)
+        # Members differ in what they own, in their keys and buffers.
+        values = {k: options[k] for k in _OF_MEMBERS if options.get(k) is not None}
+        shared = {k: v for k, v in options.items() if k not in _OF_MEMBERS}
+        if "key" in values:
+            key = lone_key(values["key"], "an ensemble")
+            values["key"] = split(key, self._copies)
+        names, trees = tuple(values), len(own)
 
-        row_dim = None if self._expand else 0
-        return torch.vmap(one, (0, 0, row_dim, axes))(params, buffers, td, mapped)
+        def one(row: Any, *given: Any) -> Any:
+            mine = dict(zip(names, given[trees:], strict=True))
+            return call(*given[:trees], row, **mine, **shared)
 
-    def _mapped(
-        self, params: Any, td: Any, options: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Return the options that differ between members, their dims, and the tree."""
+        rest = (*own, *values.values())
+        axes = (None if self._expand else 0, *(0,) * len(rest))
+        return vmap(one, axes)(td, *rest)
+
+    def _check(self, params: Any, td: Any) -> None:
         n = self._copies
         if not isinstance(params, Node) or params.batch_size[:1] != (n,):
             shape = params.batch_size if isinstance(params, Node) else None
@@ -392,7 +402,3 @@ class EnsembleModule(TensorDictModuleBase):
                 got=f"{list(td.batch_size)}",
                 fix="EnsembleModule(module, n) gives one tree to all",
             )
-        key = options.get("key")
-        if key is None:
-            return {}, {}, td
-        return {"key": split(lone_key(key, "an ensemble"), n)}, {"key": 0}, td

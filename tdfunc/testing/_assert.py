@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node
 from tdfunc._core.rows import Table, decode
 from tdfunc._core.schema import (
@@ -13,12 +14,14 @@ from tdfunc._core.schema import (
     UNBATCHED,
     Schema,
     is_kept,
+    is_lazy,
     is_leaf,
     is_tensor,
     kind_name,
     rank_of,
 )
 from tdfunc._core.statics import same_value
+from tdfunc._ops.members import Members
 from tdfunc.errors import OperandError, show_path
 
 if TYPE_CHECKING:
@@ -76,26 +79,12 @@ def assert_equal(
         where = show_path(path)
         if isinstance(x, Node) and isinstance(y, Node):
             found += [f"{where}: {line}" for line in _node_differences(x, y, names)]
-            mine, theirs = x.keys(), y.keys()
-            found += [
-                f"{show_path((*path, key))}: only in the {ordinal}"
-                for ordinal, keys, other in (
-                    ("first", mine, y),
-                    ("second", theirs, x),
-                )
-                for key in keys
-                if key not in other
-            ]
-            if key_order and mine != theirs and set(mine) == set(theirs):
-                found.append(f"{where}: keys in the order {mine} and {theirs}")
-            shared = [key for key in mine if key in y]
-            for key in reversed(shared):
-                here = (*path, key)
-                if _marked(x, key) == _marked(y, key):
-                    pending.append((here, x[key], y[key]))
-                else:
-                    kinds = [kind_name(node._schema.index[key][0]) for node in (x, y)]
-                    found.append(f"{show_path(here)}: {kinds[0]} and {kinds[1]}")
+            if type(x).is_lazy and type(y).is_lazy:
+                lines, pairs = _member_pairs(path, x._leaves[0], y._leaves[0])
+            else:
+                lines, pairs = _entry_pairs(path, x, y, key_order=key_order)
+            found += lines
+            pending += pairs
         elif isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
             lines = _tensor_differences(x, y, equal_nan, rtol, atol)
             found += [f"{where}: {line}" for line in lines]
@@ -104,6 +93,40 @@ def assert_equal(
         elif not same_value(x, y):
             found.append(f"{where}: {x!r} and {y!r}")
     fail_if("the trees differ", found)
+
+
+def _member_pairs(
+    path: Path, one: Members, two: Members
+) -> tuple[list[str], list[tuple[Path, Any, Any]]]:
+    """Return how two lazy stacks differ, and the members to compare."""
+    if one.stack_dim != two.stack_dim or len(one.trees) != len(two.trees):
+        return [f"{show_path(path)}: {one} and {two}"], []
+    pairs = enumerate(zip(one.trees, two.trees, strict=True))
+    return [], [((*path, str(i)), *pair) for i, pair in pairs]
+
+
+def _entry_pairs(
+    path: Path, x: Node, y: Node, *, key_order: bool
+) -> tuple[list[str], list[tuple[Path, Any, Any]]]:
+    """Return how the keys of two nodes differ, and the entries to compare."""
+    mine, theirs = x.keys(), y.keys()
+    found = [
+        f"{show_path((*path, key))}: only in the {ordinal}"
+        for ordinal, keys, other in (("first", mine, y), ("second", theirs, x))
+        for key in keys
+        if key not in other
+    ]
+    if key_order and mine != theirs and set(mine) == set(theirs):
+        found.append(f"{show_path(path)}: keys in the order {mine} and {theirs}")
+    pairs: list[tuple[Path, Any, Any]] = []
+    for key in reversed([key for key in mine if key in y]):
+        here = (*path, key)
+        if _marked(x, key) == _marked(y, key):
+            pairs.append((here, x[key], y[key]))
+        else:
+            kinds = [kind_name(node._schema.index[key][0]) for node in (x, y)]
+            found.append(f"{show_path(here)}: {kinds[0]} and {kinds[1]}")
+    return found, pairs
 
 
 def assert_valid(td: Node) -> None:
@@ -240,6 +263,9 @@ def _faults(td: Node) -> Iterator[str]:
     while pending:
         node = pending.pop()
         yield from _schema_faults(node)
+        if is_lazy(node.schema):
+            yield from _stack_faults(node.path, leaves[node.lo], node.size)
+            continue
         for key in node.schema.keys:
             kid, lo, slo, surplus = node.schema.index[key]
             path = (*node.path, key)
@@ -250,21 +276,31 @@ def _faults(td: Node) -> Iterator[str]:
                 )
                 pending.append(below)
                 yield from _read_faults(td, below)
-            elif is_tensor(kid):
-                yield from _leaf_faults(path, leaves[lo], kid, node.size)
-                if td[path] is not leaves[lo]:
-                    yield f"{show_path(path)}: reads another leaf than it has"
-            elif is_leaf(kid):
-                yield from _rows_faults(path, leaves[lo], statics[slo], kid, node.size)
-            else:
-                yield from _static_faults(td, path, statics[slo], kid)
+                continue
+            held = leaves[lo] if is_leaf(kid) else None
+            kept = statics[slo] if is_kept(kid) else None
+            yield from _entry_faults(td, path, kid, held, kept, node.size)
+
+
+def _entry_faults(
+    td: Node, path: Path, kid: int, leaf: Any, kept: Any, size: torch.Size
+) -> Iterator[str]:
+    """Yield what is wrong with an entry that is no node."""
+    if is_tensor(kid):
+        yield from _leaf_faults(path, leaf, kid, size)
+        if td[path] is not leaf:
+            yield f"{show_path(path)}: reads another leaf than it has"
+    elif is_leaf(kid):
+        yield from _rows_faults(path, leaf, kept, kid, size)
+    else:
+        yield from _static_faults(td, path, kept, kid)
 
 
 def _size_below(
     node: _At, kid: Schema, leaves: tuple[Any, ...], surplus: int
 ) -> torch.Size:
     """Return the batch size that a nested node has by its first leaf."""
-    if not kid.n or not isinstance(leaves[0], torch.Tensor):
+    if not kid.n or not isinstance(leaves[0], (torch.Tensor, LeafLike)):
         return node.size
     return leaves[0].shape[: len(node.size) + surplus]
 
@@ -323,6 +359,24 @@ def _rows_faults(
             decode(codes, table, path)
         except OperandError as error:
             yield f"{show_path(path)}: {error}"
+
+
+def _stack_faults(path: Path, held: Any, size: torch.Size) -> Iterator[str]:
+    """Yield what is wrong with the members of a lazy stack."""
+    where = show_path(path)
+    if not isinstance(held, Members):
+        yield f"{where}: a {type(held).__name__}, not the members of a lazy stack"
+        return
+    if held.shape != size:
+        yield f"{where}: {held} with shape {list(held.shape)}, not {list(size)}"
+    at = held.stack_dim
+    rest = (*size[:at], *size[at + 1 :])
+    for i, tree in enumerate(held.trees):
+        own = tree.batch_size
+        pairs = zip(own, rest, strict=False)
+        if len(own) != len(rest) or any([n not in (m, -1) for m, n in pairs]):
+            yield f"{where}: member {i} has batch size {list(own)}"
+        yield from [f"{where}: member {i}: {line}" for line in _faults(tree)]
 
 
 def _leaf_faults(path: Path, leaf: Any, rank: int, size: torch.Size) -> Iterator[str]:

@@ -13,6 +13,7 @@ from tdfunc._core.batch import settle
 from tdfunc._core.node import Node
 from tdfunc._core.rows import Table
 from tdfunc._core.statics import same_value
+from tdfunc._ops.members import Members
 from tdfunc.testing._assert import fail_if
 
 __all__ = ["assert_pure"]
@@ -101,6 +102,10 @@ def _watch(root: tuple[str, Any]) -> Iterator[_Watch]:
                 )
                 for path, part in zip(paths, parts, strict=True)
             ]
+        elif isinstance(value, Members):
+            trees = value.trees
+            yield _Watch(where, _sequence_changes(trees))
+            inside = [(f".tensordicts[{i}]", tree) for i, tree in enumerate(trees)]
         elif isinstance(value, torch.nn.Module):
             inside = [(".__dict__", vars(value))]
         elif isinstance(value, Mapping):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 import numpy as np
 import torch
 
-from tdfunc import NonTensorData, Schema, TensorDict
+from tdfunc import NonTensorData, Schema, TensorDict, lazy_stack
 from tdfunc._core.batch import as_size
 from tdfunc._core.leaf import unbatched as mark_unbatched
 from tdfunc._core.schema import ROWS, STATIC, UNBATCHED
@@ -227,9 +227,10 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
     rows: bool | SearchStrategy[Any] | None = False,
     unbatched: bool = False,
     names: bool | DimNames | None = None,
+    lazy: bool = False,
     min_leaves: int = 0,
     max_leaves: int = 5,
-) -> SearchStrategy[TensorDict]:
+) -> SearchStrategy[Any]:
     """Return a strategy for trees.
 
     Args:
@@ -249,6 +250,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         unbatched: put tensors in that the batch does not index.
         names: True to name batch dims, False to leave them without names, None for
             either, or the names.
+        lazy: draw lazy stacks, too, and trees that hold one; some members have an
+            entry that others lack.
         min_leaves: least number of tensors.
         max_leaves: most tensors.
 
@@ -291,7 +294,8 @@ def tensordicts(  # noqa: PLR0913 - every flag can be fixed
         surplus=nested and surplus,
         marked=_marked(rows, unbatched=unbatched),
     )
-    return composite(_draw_tree)(shape, leaves, names, shared)
+    trees = composite(_draw_tree)(shape, leaves, names, shared)
+    return composite(_draw_lazy)(trees) if lazy else trees
 
 
 def schemas(  # noqa: PLR0913 - every flag can be fixed
@@ -601,6 +605,27 @@ def _draw_tree(
         named = draw(st.booleans()) if names is None else names
         names = draw(_dim_names(len(root.size))) if named else None
     return TensorDict(_filled(root), root.size, names=names)
+
+
+def _draw_lazy(draw: DrawFn, trees: SearchStrategy[TensorDict]) -> Any:
+    """Draw a tree, a lazy stack of its rows, or the tree with that stack in it."""
+    st = load_strategies()
+    td = draw(trees)
+    dims = [dim for dim, rows in enumerate(td.batch_size) if rows]
+    kind = draw(st.integers(0, 2)) if dims else 0
+    if not kind:
+        return td
+    dim = draw(st.sampled_from(dims))
+    rows = td.unbind(dim)
+    own = draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    members = [
+        row.set("own", torch.zeros((*row.batch_size, 2))) if more else row
+        for row, more in zip(rows, own, strict=True)
+    ]
+    stack = lazy_stack(members, dim)
+    if kind == 1:
+        return stack if td.names is None else stack.with_names(td.names)
+    return td.set("stack", stack)
 
 
 def _filled(draft: _Draft) -> dict[str, Any]:

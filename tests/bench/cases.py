@@ -516,27 +516,127 @@ def vmap(d: Data) -> Sides:
     return Sides(lambda: mapped_flat(flat), lambda: mapped(td), lambda: mapped(peer))
 
 
+def identity(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    floor, ours = torch.vmap(lambda t: t), tdfunc.vmap(lambda t: t)
+    return Sides(lambda: floor(flat), lambda: ours(td), lambda: floor(peer))
+
+
+def own_vmap(d: Data) -> Sides:
+    td, sides = d.td, vmap(d)
+    mapped = tdfunc.vmap(lambda t: t * 2 + 1)
+    return sides._replace(tdfunc=lambda: mapped(td))
+
+
+def _flat_loss(p: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    hidden = F.linear(x, p[1], p[0]).relu()
+    hidden = F.linear(hidden, p[3], p[2]).relu()
+    return F.mse_loss(F.linear(hidden, p[5], p[4]), y)
+
+
+def _loss(p: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    hidden = F.linear(x, p["0", "weight"], p["0", "bias"]).relu()
+    hidden = F.linear(hidden, p["1", "weight"], p["1", "bias"]).relu()
+    return F.mse_loss(F.linear(hidden, p["2", "weight"], p["2", "bias"]), y)
+
+
+def _rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(count, 8, generator=generator)
+    return x, torch.rand(count, 2, generator=generator)
+
+
 def grad(d: Data) -> Sides:
     flat, td, peer = d.flat, d.td, d.peer
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(8, 8, generator=generator)
-    y = torch.rand(8, 2, generator=generator)
-
-    def flat_loss(p: Any) -> torch.Tensor:
-        hidden = F.linear(x, p[1], p[0]).relu()
-        hidden = F.linear(hidden, p[3], p[2]).relu()
-        return F.mse_loss(F.linear(hidden, p[5], p[4]), y)
-
-    def loss(p: Any) -> torch.Tensor:
-        hidden = F.linear(x, p["0", "weight"], p["0", "bias"]).relu()
-        hidden = F.linear(hidden, p["1", "weight"], p["1", "bias"]).relu()
-        return F.mse_loss(F.linear(hidden, p["2", "weight"], p["2", "bias"]), y)
-
+    rows = _rows(8)
     return Sides(
-        lambda: torch.func.grad(flat_loss)(flat),
-        lambda: torch.func.grad(loss)(td),
-        lambda: torch.func.grad(loss)(peer),
+        lambda: torch.func.grad(_flat_loss)(flat, *rows),
+        lambda: torch.func.grad(_loss)(td, *rows),
+        lambda: torch.func.grad(_loss)(peer, *rows),
     )
+
+
+def own_grad(d: Data) -> Sides:
+    td, rows = d.td, _rows(8)
+    return grad(d)._replace(tdfunc=lambda: tdfunc.grad(_loss)(td, *rows))
+
+
+def per_sample(d: Data) -> Sides:
+    flat, td, peer = d.flat, d.td, d.peer
+    rows, dims = _rows(64), (None, 0, 0)
+    floor = torch.vmap(torch.func.grad(_flat_loss), dims)
+    ours = tdfunc.vmap(tdfunc.grad(_loss), dims)
+    theirs = torch.vmap(torch.func.grad(_loss), dims)
+    return Sides(
+        lambda: floor(flat, *rows), lambda: ours(td, *rows), lambda: theirs(peer, *rows)
+    )
+
+
+def adam_floor(d: Data) -> Callable[[], Any]:
+    """Return a step of Adam by hand, functional, with multi-tensor kernels."""
+    params, zeros = d.flat, tuple([torch.zeros_like(x) for x in d.flat])
+    rate, b1, b2, eps, count = 1e-3, 0.9, 0.999, 1e-8, 1
+
+    def floor() -> Any:
+        mean = torch._foreach_lerp(zeros, params, 1 - b1)
+        square = torch._foreach_mul(zeros, b2)
+        square = torch._foreach_addcmul(square, params, params, 1 - b2)
+        root = torch._foreach_div(torch._foreach_sqrt(square), (1 - b2**count) ** 0.5)
+        root = torch._foreach_add(root, eps)
+        new = torch._foreach_addcdiv(params, mean, root, -rate / (1 - b1**count))
+        return new, mean, square
+
+    return floor
+
+
+def adam_step(d: Data) -> Sides:
+    td, tx = d.td, tdfunc.optim.adam()
+    start = tx.init(td)
+
+    def ours() -> Any:
+        params, state = tdfunc.optim.step(tx, td, start, td)
+        return params, state.mean, state.square
+
+    return Sides(adam_floor(d), ours, None)
+
+
+def adam_updates(d: Data) -> Sides:
+    td, tx = d.td, tdfunc.optim.adam()
+    start = tx.init(td)
+
+    def ours() -> Any:
+        updates, state = tx.update(td, start)
+        params = tdfunc.optim.apply_updates(td, updates)
+        return params, state.mean, state.square
+
+    return Sides(adam_floor(d), ours, None)
+
+
+def adam_flat(d: Data) -> Sides:
+    td, tx = d.td, tdfunc.optim.flat(tdfunc.optim.adam())
+    start = tx.init(td)
+    floor = adam_floor(d)
+
+    def ours() -> Any:
+        updates, _ = tx.update(td, start)
+        return tdfunc.optim.apply_updates(td, updates)
+
+    return Sides(lambda: floor()[0], ours, None)
+
+
+def adam_raveled(d: Data) -> Sides:
+    tx = tdfunc.optim.adam()
+    vector, _ = d.td.ravel()
+    start = tx.init(vector)
+    floor = adam_floor(d)
+    # The first element of the parameters is what is compared: to put the results of
+    # one side into the layout of the other would be timed too.
+
+    def ours() -> Any:
+        params, _ = tdfunc.optim.step(tx, vector, start, vector)
+        return params[0]
+
+    return Sides(lambda: floor()[0][0][0, 0], ours, None)
 
 
 def compiled(backend: str) -> Callable[[Data], Sides]:
@@ -648,6 +748,14 @@ CASES: tuple[Case, ...] = (
     *on(WIDE, "tree_map, optree", optree_tree_map),
     *on(FLAT, "torch.vmap", vmap),
     *on(("3 layers",), "torch.func.grad of an MLP loss", grad),
+    *on(("flat32", "nest100"), "Adam step", adam_step, 0.4, 0.4),
+    *on(("flat32", "nest100"), "Adam, update and apply", adam_updates),
+    *on(("flat32", "nest100"), "Adam, moments flat", adam_flat),
+    *on(("flat32", "nest100"), "Adam step, all in one vector", adam_raveled),
+    *on(FLAT, "tdfunc.vmap", own_vmap, 0.6, 0.6),
+    *on(FLAT, "tdfunc.vmap of nothing", identity),
+    *on(("3 layers",), "tdfunc.grad of an MLP loss", own_grad, 0.75),
+    *on(("3 layers",), "gradients of 64 rows", per_sample, 0.7),
     *on(FLAT, "compiled, eager backend", compiled("eager"), 1.05, 1.05),
     *(
         on(FLAT, "compiled, inductor", compiled("inductor"), 1.05, 1.05)

@@ -204,6 +204,8 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
         "get": ("x",),
         "stack": ([td, td],),
         "cat": ([td, td],),
+        "lazy_stack": ([td, td],),
+        "maybe_dense_stack": ([td, td],),
     }
     one_operand = {"add", "sub", "mul", "div", "floor_divide", "remainder", "pow"}
     one_operand |= {"eq", "ne", "lt", "le", "gt", "ge", "equal"}

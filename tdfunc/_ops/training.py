@@ -1,0 +1,325 @@
+"""Whole trees as vectors: norms, products, averages of parameters, a look for NaN.
+
+What is computed here is about numbers that are trained, so all leaves are of a floating
+or complex dtype (`tdfunc.partition` splits the others off), and rows of values, which
+are no numbers, do not count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdfunc._core._torch import (
+    foreach_lerp,
+    foreach_norm,
+    foreach_works,
+    is_tracing,
+)
+from tdfunc._core.mismatch import check_same_entries
+from tdfunc._core.node import Node, NodeT
+from tdfunc._ops.members import Members
+from tdfunc._ops.pieces import where
+from tdfunc._ops.pointwise import ternary
+from tdfunc.errors import NotFiniteError, OperandError, show_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tdfunc.typing import Path
+
+__all__ = [
+    "check_finite",
+    "cosine_similarity",
+    "global_norm",
+    "norm_of",
+    "polyak",
+    "tree_dot",
+    "tree_where",
+]
+
+# The name under which users of Optax and Equinox look for it.
+tree_where = where
+
+
+def global_norm(td: Node) -> torch.Tensor:
+    """Return the 2-norm of all elements of all leaves, as one vector.
+
+    Args:
+        td: a tree of floating and complex tensors.
+
+    Returns:
+        A real tensor without dims, 0 for a tree without tensors, with gradient 0 at 0.
+
+    Raises:
+        OperandError: a leaf is of an integer or boolean dtype.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3.0, 4.0]), "y": torch.tensor(12.0)})
+        >>> td.global_norm()
+        tensor(13.)
+    """
+    return norm_of(_numbers(td, "global_norm"))
+
+
+def norm_of(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the 2-norm of all elements of tensors."""
+    if not leaves:
+        return torch.zeros(())
+    if foreach_norm is not None and foreach_works(leaves):
+        parts = foreach_norm(leaves)
+    else:
+        parts = [torch.linalg.vector_norm(x) for x in leaves]
+    return torch.linalg.vector_norm(_column(parts))
+
+
+def _column(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one number of every leaf as a vector, in the dtype that holds them all."""
+    common = parts[0].dtype
+    if any([x.dtype != common for x in parts]):
+        for x in parts:
+            common = torch.promote_types(common, x.dtype)
+        parts = [x.to(common) for x in parts]
+    return torch.stack(list(parts))
+
+
+def tree_dot(td: Node, other: Node) -> torch.Tensor:
+    """Return the inner product of two trees, as two vectors.
+
+    The sum of ``conj(td) * other`` over all elements of all leaves, so that
+    ``tree_dot(td, td)`` is the square of `global_norm`.
+
+    Args:
+        td: a tree of floating and complex tensors.
+        other: a tree with its entries and shapes.
+
+    Returns:
+        A tensor without dims, 0 for trees without tensors.
+
+    Raises:
+        OperandError: a leaf is of an integer or boolean dtype, or has another shape in
+            `other`.
+        StructureError: the trees do not have the same entries.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([1.0, 2.0]), "y": torch.tensor(3.0)})
+        >>> td.tree_dot(td)
+        tensor(14.)
+    """
+    return _dot(*_pair(td, other, "tree_dot"))
+
+
+def _dot(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> torch.Tensor:
+    if not left:
+        return torch.zeros(())
+    pairs = zip(left, right, strict=True)
+    return _column([(x.conj() * y).sum() for x, y in pairs]).sum()
+
+
+def cosine_similarity(td: Node, other: Node, *, eps: float = 1e-8) -> torch.Tensor:
+    """Return the cosine of the angle between two trees, as two vectors.
+
+    ``tree_dot(td, other) / max(|td| * |other|, eps)``: 1 if they point the same way,
+    0 if one of them is 0.
+
+    Args:
+        td: a tree of floating and complex tensors.
+        other: a tree with its entries and shapes.
+        eps: what keeps the quotient finite.
+
+    Raises:
+        OperandError: a leaf is of an integer or boolean dtype, or has another shape in
+            `other`.
+        StructureError: the trees do not have the same entries.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3.0, 0.0]), "y": torch.tensor(4.0)})
+        >>> td.cosine_similarity(-2 * td)
+        tensor(-1.)
+    """
+    left, right = _pair(td, other, "cosine_similarity")
+    norms = norm_of(left) * norm_of(right)
+    return _dot(left, right) / norms.clamp_min(eps)
+
+
+def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
+    """Return ``target + tau * (online - target)``: a moving average of parameters.
+
+    What is no floating or complex tensor, such as a count of batches, is taken from
+    `online`.
+
+    Args:
+        target: the average; statics, names and dtypes of the result are its.
+        online: the tree that it follows, with the same entries.
+        tau: how far it moves: a number from 0 (not at all) to 1, or a tensor whose dims
+            align with the batch dims.
+
+    Raises:
+        OperandError: `tau` or `online` is of another kind, or shapes do not fit.
+        StructureError: the trees do not have the same entries.
+
+    References:
+        Polyak and Juditsky, "Acceleration of stochastic approximation by averaging",
+        1992. As target of a learner: Lillicrap et al., "Continuous control with deep
+        reinforcement learning", 2016.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> target = TensorDict({"w": torch.tensor([0.0, 10.0])})
+        >>> target.polyak(TensorDict({"w": torch.tensor([4.0, 10.0])}), 0.25)["w"]
+        tensor([ 1., 10.])
+    """
+    if not isinstance(online, Node):
+        raise _no_tree(online, "polyak")
+    rows = target._schema.rows
+    all_move = all(
+        [
+            slot in rows or (isinstance(x, torch.Tensor) and _is_number(x))
+            for slot, x in enumerate(target._leaves)
+        ]
+    )
+    return ternary(target, online, tau, _moved, foreach_lerp if all_move else None)
+
+
+def _moved(x: torch.Tensor, end: torch.Tensor, tau: Any) -> torch.Tensor:
+    if not _is_number(x):
+        return end
+    if isinstance(tau, torch.Tensor):
+        tau = tau.to(x.dtype)
+    return torch.lerp(x, end.to(x.dtype), tau)
+
+
+def check_finite(td: NodeT) -> NodeT:
+    """Return the tree, if every element of every leaf is a finite number.
+
+    Waits for the device. Integers, booleans and rows of values are finite.
+
+    Args:
+        td: the tree.
+
+    Returns:
+        The tree itself.
+
+    Raises:
+        NotFiniteError: naming every leaf with NaN or infinity, and how many it has.
+        OperandError: inside `torch.vmap` or compiled code, where values can not be
+            looked at.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict(x=torch.tensor([1.0, float("nan")]), y=torch.ones(2))
+        >>> td.select("y").check_finite().keys()
+        ('y',)
+        >>> td.check_finite()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        tdfunc.errors.NotFiniteError: elements are not finite - at td['x'] - ...
+    """
+    rows = [(path, x) for path, x in _leaves(td) if _is_number(x)]
+    if not rows:
+        return td
+    fix = "td.isfinite().all() is a tensor of one boolean"
+    if is_tracing():
+        raise _unreadable(fix)
+    counts = [(~torch.isfinite(x)).sum() for _, x in rows]
+    try:
+        # One wait for all leaves of a device.
+        several = len({x.device for x in counts}) > 1
+        found = [int(x) for x in counts] if several else torch.stack(counts).tolist()
+    except RuntimeError as error:
+        raise _unreadable(fix) from error
+    bad = [(path, n, x) for (path, x), n in zip(rows, found, strict=True) if n]
+    if not bad:
+        return td
+    lines = [f"{show_path(path)} has {n} of {x.numel()}" for path, n, x in bad]
+    raise NotFiniteError(
+        "elements are not finite",
+        path=bad[0][0],
+        expected="finite numbers",
+        got=", ".join(lines),
+        fix="td.nan_to_num() replaces them",
+    )
+
+
+def _unreadable(fix: str) -> OperandError:
+    return OperandError(
+        "values can not be looked at inside a transform or compiled code",
+        expected="a call outside, on the result",
+        fix=fix,
+    )
+
+
+def _is_number(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _leaves(td: Node) -> list[tuple[Path, torch.Tensor]]:
+    """Return path and value of every tensor that is no code; members of stacks too."""
+    found: list[tuple[Path, torch.Tensor]] = []
+    pending: list[tuple[Path, Node]] = [((), td)]
+    while pending:
+        above, node = pending.pop()
+        rows, paths = node._schema.rows, node._schema.paths()
+        for slot, leaf in enumerate(node._leaves):
+            path = (*above, *paths[slot])
+            if isinstance(leaf, Members):
+                members = enumerate(leaf.flat())
+                pending += [((*path, str(i)), member) for i, member in members]
+            elif slot not in rows:
+                found.append((path, leaf))
+    return found
+
+
+def _numbers(td: Node, call: str) -> list[torch.Tensor]:
+    """Return all tensors of a tree, which must be of floating or complex dtypes."""
+    if not isinstance(td, Node):
+        raise _no_tree(td, call)
+    leaves = td._leaves
+    if not td._schema.plain:
+        leaves = [leaf for _, leaf in _leaves(td)]
+    for at, leaf in enumerate(leaves):
+        if not _is_number(leaf):
+            raise OperandError(
+                f"{call} is about floating and complex numbers",
+                path=_leaves(td)[at][0],
+                expected="a tensor of a floating or complex dtype",
+                got=leaf.dtype,
+                fix='tdfunc.partition(td, "inexact")[0] leaves the others out',
+            )
+    return list(leaves)
+
+
+def _pair(
+    td: Node, other: Node, call: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors of two trees with the same entries and shapes."""
+    left = _numbers(td, call)
+    right = _numbers(other, call)
+    check_same_entries([td, other], f"{call}: the trees have other entries")
+    if [x.shape for x in left] != [x.shape for x in right]:
+        for (path, x), y in zip(_leaves(td), right, strict=True):
+            if x.shape != y.shape:
+                raise OperandError(
+                    f"{call}: leaves have other shapes",
+                    path=path,
+                    expected=list(x.shape),
+                    got=list(y.shape),
+                )
+    return left, right
+
+
+def _no_tree(value: Any, call: str) -> OperandError:
+    return OperandError(
+        f"{call} takes trees",
+        expected="a tree",
+        got=type(value).__name__,
+        fix="TensorDict(value) makes a tree of a mapping",
+    )

@@ -1,0 +1,619 @@
+"""Loops, branches and recomputation over trees.
+
+In eager code a loop is a loop of Python. While compiling it is one operation of torch
+(`torch.cond`, `while_loop`, `scan`, `associative_scan`), whose body is compiled once;
+those take tensors, so trees are taken apart around them.
+"""
+
+from __future__ import annotations
+
+from types import CellType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from tdfunc._core._torch import (
+    inside_transform,
+    is_differentiated,
+    is_mapped,
+    is_tracing,
+    pytree,
+    traced_associative_scan,
+    traced_scan,
+    traced_while_loop,
+    wraps,
+)
+from tdfunc._core.node import Node
+from tdfunc._ops.convert import detach
+from tdfunc._ops.join import stack
+from tdfunc.errors import OperandError, OptionError, ShapeError, StructureError
+from tdfunc.func._dims import with_dim, without_dim
+from tdfunc.func._flat import Layout, flatten, is_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "associative_scan",
+    "checkpoint",
+    "cond",
+    "scan",
+    "stop_gradient",
+    "while_loop",
+]
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Return the last carry of ``carry, y = f(carry, x)`` over rows, and all `y`.
+
+    As `jax.lax.scan`.
+
+    Args:
+        f: a function of the carry and one row that returns both; the carry keeps its
+            structure, shapes and dtypes.
+        init: the first carry, a pytree of tensors and trees.
+        xs: a pytree whose tensors and trees are cut along their first (batch) dim;
+            None to give `f` None, `length` times.
+        length: how many rows there are; needed without `xs`.
+        reverse: begin with the last row; the `y` stay at the place of their rows.
+
+    Returns:
+        The last carry, and the pytree of all `y`, stacked along a new first (batch)
+        dim. None where `f` returns None. Of no rows the carry is `init`, and `f` is
+        called with a row of zeros to know what `y` looks like.
+
+    Raises:
+        OperandError: there is nothing with rows, or the numbers of rows differ.
+        StructureError: `f` returned another kind of carry, or of `y` than before.
+
+    Examples:
+        >>> import torch, tdfunc
+        >>> rows = tdfunc.TensorDict({"r": torch.tensor([1.0, 2.0, 3.0])}, 3)
+        >>> def add(total, row):
+        ...     total = total + row["r"]
+        ...     return total, {"sum": total}
+        >>> total, sums = tdfunc.scan(add, torch.zeros(()), rows)
+        >>> total.item(), sums["sum"].tolist()
+        (6.0, [1.0, 3.0, 6.0])
+    """
+    leaves, layout = flatten(xs)
+    if xs is None:
+        leaves, layout = [], Layout((), ())
+    count = _count(leaves, layout, length)
+    if not count:
+        return init, _no_rows(f, init, None if xs is None else (leaves, layout))
+    if is_tracing():
+        return _traced_scan(
+            f, init, (leaves, layout, xs is None), count, reverse=reverse
+        )
+    columns = [leaf.unbind(0) for leaf in leaves]
+    order = range(count - 1, -1, -1) if reverse else range(count)
+    carry = init
+    ys: list[Any] = [None] * count
+    for i in order:
+        row = None if xs is None else _row(layout, [column[i] for column in columns])
+        new, ys[i] = _pair(f(carry, row))
+        _check_carry(carry, new)
+        carry = new
+    return carry, _stacked(ys)
+
+
+def _no_rows(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    rows: tuple[list[Any], Layout] | None,
+) -> Any:
+    """Return the `y` of no rows."""
+    row = None
+    if rows is not None:
+        leaves, layout = rows
+        row = _row(layout, [leaf.new_zeros(leaf.shape[1:]) for leaf in leaves])
+    y = _pair(f(init, row))[1]
+    if y is None:
+        return None
+    leaves, layout = flatten(y)
+    return layout.rebuilt(
+        [leaf.new_zeros((0, *leaf.shape)) for leaf in leaves],
+        lambda tree: with_dim(tree, 0, 0, None),
+    )
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:  # noqa: PLR2004
+        raise StructureError(
+            "the function of a scan returns the carry and a result",
+            expected="a pair (carry, y); y may be None",
+            got=type(result).__name__,
+        )
+    return result
+
+
+_ROWS = (torch.Tensor, Node)
+
+
+def _count(
+    leaves: Sequence[Any], layout: Layout, length: int | None, dim: int = 0
+) -> int:
+    sizes: list[int] = [] if length is None else [length]
+    for item in layout.items:
+        if not isinstance(item, _ROWS) or not item.dim():
+            raise OperandError(
+                "there are no rows in this",
+                expected="tensors and trees with at least one (batch) dim",
+                got=f"shape {list(item.shape)}"
+                if hasattr(item, "shape")
+                else repr(item),
+            )
+        sizes.append(item.shape[dim])
+    if not sizes:
+        raise OperandError(
+            "there is nothing to scan over",
+            expected="xs, or length",
+            got="xs=None, length=None" if not leaves else "no tensors",
+        )
+    if any([size != sizes[0] for size in sizes]):
+        raise OperandError(
+            "the numbers of rows differ", expected=f"{sizes[0]} rows", got=sizes
+        )
+    return sizes[0]
+
+
+def _row(layout: Layout, leaves: Sequence[Any], dim: int = 0) -> Any:
+    """Return a pytree of rows, of leaves that have lost a dim."""
+    return layout.rebuilt(leaves, lambda tree: without_dim(tree, dim))
+
+
+def _check_carry(old: Any, new: Any) -> None:
+    before, layout = flatten(old)
+    after, other = flatten(new)
+    if not layout.matches(other):
+        raise StructureError(
+            "the carry changed its structure", expected=repr(old), got=repr(new)
+        )
+    for x, y in zip(before, after, strict=True):
+        same = not isinstance(x, torch.Tensor) or (
+            isinstance(y, torch.Tensor) and x.shape == y.shape and x.dtype == y.dtype
+        )
+        if not same:
+            raise StructureError(
+                "the carry changed a shape or dtype",
+                expected=f"{list(x.shape)} of {x.dtype}",
+                got=f"{list(y.shape)} of {y.dtype}"
+                if isinstance(y, torch.Tensor)
+                else type(y).__name__,
+            )
+
+
+def _stacked(ys: Sequence[Any], dim: int = 0) -> Any:
+    """Return pytrees of equal structure stacked along a new (batch) dim."""
+    if all([y is None for y in ys]):
+        return None
+    parts = [flatten(y) for y in ys]
+    layout = parts[0][1]
+    for _, other in parts[1:]:
+        if not layout.matches(other):
+            raise StructureError(
+                "the function returned another structure than before",
+                expected=repr(ys[0]),
+                got=repr(other.items),
+            )
+    items: list[Any] = []
+    for column in zip(*[own.items for _, own in parts], strict=True):
+        join = stack if is_tree(column[0]) else torch.stack
+        items.append(join(list(column), dim))
+    return layout.around(items)
+
+
+def _traced_scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    rows: tuple[list[Any], Layout, bool],
+    count: int,
+    *,
+    reverse: bool,
+) -> tuple[Any, Any]:
+    leaves, layout, bare = rows
+    start, carried = flatten(init)
+    given = [torch.arange(count)] if bare else leaves
+
+    def row(parts: Sequence[Any]) -> Any:
+        return None if bare else _row(layout, parts)
+
+    # What `y` looks like has to be known outside of the loop. Nothing uses what is
+    # computed here, so the compiler drops it.
+    first, y = _pair(f(init, row([leaf[0] for leaf in given])))
+    _check_carry(init, first)
+    _, results = flatten(y)
+
+    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        new, y = f(carried.rebuilt(carry), row(x))
+        # torch refuses results that are inputs, or each other.
+        ys = [] if y is None else [leaf.clone() for leaf in flatten(y)[0]]
+        return [leaf.clone() for leaf in flatten(new)[0]], ys
+
+    last, ys = traced_scan(step, start, given, reverse=reverse)
+    out = None
+    if y is not None:
+        out = results.rebuilt(ys, lambda tree: with_dim(tree, 0, count, None))
+    return carried.rebuilt(last), out
+
+
+def while_loop(
+    cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any
+) -> Any:
+    """Return the carry after ``while cond_fn(carry): carry = body_fn(carry)``.
+
+    As `jax.lax.while_loop`.
+
+    Args:
+        cond_fn: a function of the carry that returns a bool, or a bool tensor without
+            dims.
+        body_fn: a function of the carry that returns one of the same structure, shapes
+            and dtypes.
+        init: the first carry, a pytree of tensors and trees.
+
+    Raises:
+        OperandError: `cond_fn` depends on what `vmap` maps: the rows would need
+            different numbers of steps.
+        StructureError: `body_fn` returned another kind of carry.
+
+    Examples:
+        >>> import torch, tdfunc
+        >>> td = tdfunc.TensorDict({"x": torch.tensor(1.0), "n": torch.tensor(0)})
+        >>> double = {"x": lambda x: x * 2, "n": lambda n: n + 1}
+        >>> td = tdfunc.while_loop(
+        ...     lambda t: t["n"] < 3, lambda t: t.update_with(double), td
+        ... )
+        >>> td["x"].item()
+        8.0
+    """
+    if is_tracing():
+        start, layout = flatten(init)
+
+        def test(*carry: Any) -> Any:
+            return cond_fn(layout.rebuilt(carry))
+
+        def body(*carry: Any) -> tuple[Any, ...]:
+            return tuple(
+                [x.clone() for x in flatten(body_fn(layout.rebuilt(carry)))[0]]
+            )
+
+        return layout.rebuilt(traced_while_loop(test, body, tuple(start)))
+    carry = init
+    while _is_true(cond_fn(carry)):
+        new = body_fn(carry)
+        _check_carry(carry, new)
+        carry = new
+    return carry
+
+
+def _is_true(flag: Any) -> bool:
+    if isinstance(flag, torch.Tensor) and is_mapped(flag):
+        raise OperandError(
+            "the condition of a loop is not the same for all mapped rows",
+            expected="a condition that does not depend on what vmap maps",
+            got="a mapped tensor",
+            fix="tdfunc.scan with a fixed number of steps and torch.where",
+        )
+    return bool(flag)
+
+
+def cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: tuple[Any, ...] = (),
+) -> Any:
+    """Return ``true_fn(*operands)`` or ``false_fn(*operands)``, as `torch.cond`.
+
+    Where `vmap` maps the condition, both are computed and chosen from row by row.
+
+    Args:
+        pred: a bool, or a bool tensor without dims.
+        true_fn: a function of pytrees that returns a pytree of tensors and trees.
+        false_fn: another, with results of the same structure, shapes and dtypes.
+        operands: their arguments.
+
+    Raises:
+        StructureError: the results have different structures, where both are
+            computed.
+
+    Examples:
+        >>> import torch, tdfunc
+        >>> td = tdfunc.TensorDict({"x": torch.tensor([1.0, -2.0])}, 2)
+        >>> tdfunc.vmap(
+        ...     lambda t: tdfunc.cond(t["x"] > 0, lambda t: t * 10, lambda t: t, (t,))
+        ... )(td)["x"].tolist()
+        [10.0, -2.0]
+    """
+    if not isinstance(pred, torch.Tensor) or not (is_tracing() or is_mapped(pred)):
+        return true_fn(*operands) if pred else false_fn(*operands)
+    if not is_tracing():
+        return _chosen(pred, true_fn(*operands), false_fn(*operands))
+    leaves, layout = flatten(operands)
+    # Only for the structure; the compiler drops what is computed here.
+    _, results = flatten(true_fn(*operands))
+    _same(results, flatten(false_fn(*operands))[1], _BRANCHES)
+
+    def branch(fn: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+        def call(*given: Any) -> tuple[Any, ...]:
+            out, _ = flatten(fn(*layout.rebuilt(given)))
+            return tuple([leaf.clone() for leaf in out])
+
+        return call
+
+    return results.rebuilt(torch.cond(pred, branch(true_fn), branch(false_fn), leaves))
+
+
+_BRANCHES = "the branches return different structures"
+
+
+def _chosen(pred: torch.Tensor, one: Any, two: Any) -> Any:
+    left, layout = flatten(one)
+    right, other = flatten(two)
+    _same(layout, other, _BRANCHES)
+    pairs = zip(left, right, strict=True)
+    return layout.rebuilt([torch.where(pred, x, y) for x, y in pairs])
+
+
+def _same(one: Layout, two: Layout, problem: str) -> None:
+    if not one.matches(two):
+        raise StructureError(
+            problem,
+            expected=repr(one.items),
+            got=repr(two.items),
+        )
+
+
+def associative_scan(
+    fn: Callable[[Any, Any], Any], xs: Any, dim: int = 0, *, reverse: bool = False
+) -> Any:
+    """Return all running results of an associative function of two rows.
+
+    Row ``i`` of the result is ``fn(... fn(fn(x0, x1), x2) ..., xi)``. While compiling,
+    torch may combine rows in another order.
+
+    Args:
+        fn: an associative function of two rows that returns one of the same structure.
+        xs: a pytree of tensors and trees.
+        dim: the dim along which they are cut: for a tree a batch dim.
+        reverse: begin with the last row.
+
+    Raises:
+        OperandError: there is nothing with rows, or the numbers of rows differ.
+        OptionError: a negative `dim` is another dim in some arguments.
+        ShapeError: an argument has no such dim.
+        StructureError: `fn` returned another structure.
+
+    Examples:
+        >>> import torch, tdfunc
+        >>> td = tdfunc.TensorDict({"x": torch.tensor([1.0, 2.0, 3.0])}, 3)
+        >>> tdfunc.associative_scan(lambda a, b: a + b, td)["x"].tolist()
+        [1.0, 3.0, 6.0]
+    """
+    leaves, layout = flatten(xs)
+    dim = _row_dim(layout, dim)
+    if not _count(leaves, layout, None, dim):
+        return xs
+    moved = [leaf.movedim(dim, 0) for leaf in leaves]
+    if is_tracing():
+
+        def combine(a: list[Any], b: list[Any]) -> list[Any]:
+            out, results = flatten(fn(_row(layout, a, dim), _row(layout, b, dim)))
+            _same(layout, results, "the function returns another structure than xs")
+            return out
+
+        flat: Any = traced_associative_scan(
+            combine, moved, 0, reverse=reverse, combine_mode="generic"
+        )
+        return layout.rebuilt([leaf.movedim(0, dim) for leaf in flat])
+    rows = [_row(layout, row, dim) for row in zip(*moved, strict=True)]
+    if reverse:
+        rows.reverse()
+    for i in range(1, len(rows)):
+        rows[i] = fn(rows[i - 1], rows[i])
+        results = flatten(rows[i])[1]
+        _same(layout, results, "the function returns another structure than xs")
+    if reverse:
+        rows.reverse()
+    return _stacked(rows, dim)
+
+
+def _row_dim(layout: Layout, dim: int) -> int:
+    """Return the dim that rows are cut along as an int >= 0."""
+    counts = {item.dim() for item in layout.items if isinstance(item, _ROWS)} - {0}
+    if dim < 0 and len(counts) > 1:
+        raise OptionError(
+            "a negative dim is not the same dim in all arguments",
+            expected="dim >= 0, or equally many dims",
+            got=f"dim={dim}, with {sorted(counts)} dims",
+        )
+    for count in counts:
+        if not -count <= dim < count:
+            raise ShapeError(
+                f"{dim} is no dim of all arguments",
+                expected=f"{-count} to {count - 1}",
+                got=dim,
+            )
+    return dim + min(counts) if dim < 0 and counts else dim
+
+
+def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` computed again in the backward pass, instead of kept in memory.
+
+    Works under `grad` and the other transforms, where torch's own checkpoint does not;
+    there, what is to be differentiated must be an argument. A compiled transform is
+    left to the compiler, which decides itself what to keep.
+
+    Args:
+        fn: a function of pytrees that returns a pytree of tensors and trees.
+
+    Raises:
+        OperandError: under a transform, `fn` closes over a tensor that is
+            differentiated. (What its own closure does not show, such as a tensor in an
+            object, counts as a constant.)
+        Exception: what `fn` raises.
+
+    Examples:
+        >>> import torch, tdfunc
+        >>> td = tdfunc.TensorDict({"x": torch.tensor(2.0)})
+        >>> layer = tdfunc.checkpoint(lambda t: (t * t).sin())
+        >>> grads = tdfunc.grad(lambda t: layer(t)["x"])(td)
+        >>> torch.equal(grads["x"], 4 * torch.tensor(4.0).cos())
+        True
+    """
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            if inside_transform():
+                return fn(*args, **kwargs)
+            return _traced_checkpoint(fn, args, kwargs)
+        if not inside_transform():
+            return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
+        _check_closure(fn)
+        leaves, layout = flatten((args, kwargs))
+        kept: list[Layout] = []
+
+        def call(*given: Any) -> tuple[Any, ...]:
+            own_args, own_kwargs = layout.rebuilt(given)
+            out, results = flatten(fn(*own_args, **own_kwargs))
+            kept.append(results)
+            return tuple(out)
+
+        flat: Any = _Recomputed.apply(call, *leaves)
+        return kept[0].rebuilt(flat)
+
+    return recomputed if is_tracing() else wraps(fn)(recomputed)
+
+
+def _check_closure(fn: Callable[..., Any]) -> None:
+    cells: Any = getattr(fn, "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+    for value in pytree.tree_leaves(held):
+        if isinstance(value, torch.Tensor) and is_differentiated(value):
+            raise OperandError(
+                "a checkpointed function closes over a tensor that is differentiated",
+                expected="all that is differentiated among the arguments",
+                got=f"a tensor of shape {list(value.shape)} in its closure",
+                fix="checkpoint(fn)(x, params) with the tensors as arguments",
+            )
+
+
+_EMPTY = CellType()
+
+
+def _traced_checkpoint(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    leaves, layout = flatten((args, kwargs))
+    # Only for the structure; the compiler drops what is computed here.
+    _, results = flatten(fn(*args, **kwargs))
+
+    def call(*given: Any) -> tuple[Any, ...]:
+        own_args, own_kwargs = layout.rebuilt(given)
+        return tuple(flatten(fn(*own_args, **own_kwargs))[0])
+
+    return results.rebuilt(torch_checkpoint(call, *leaves, use_reentrant=False))
+
+
+class _Recomputed(torch.autograd.Function):
+    """A function whose derivatives call it again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: Callable[..., Any], *leaves: Any) -> tuple[Any, ...]:
+        # torch refuses to save an input that is a result too.
+        given = set(map(id, leaves))
+        return tuple(
+            [
+                x.view_as(x) if isinstance(x, torch.Tensor) and id(x) in given else x
+                for x in call(*leaves)
+            ]
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        call, *leaves = inputs
+        ctx.call = call
+        ctx.kept = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.inexact = [_has_gradient(x) for x in output]
+        ctx.mark_non_differentiable(*[x for x in output if not _has_gradient(x)])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        call, leaves, places = _again(ctx)
+        inputs = [leaves[i] for i in places]
+        both: Any = torch.func.vjp(call, *inputs)
+        _, back = both
+        pairs = zip(cotangents, ctx.inexact, strict=True)
+        found = iter(back(tuple([g for g, c in pairs if c])))
+        grads: list[Any] = [None] * len(leaves)
+        for i in places:
+            grads[i] = next(found)
+        return (None, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        call, leaves, places = _again(ctx)
+        inputs = [leaves[i] for i in places]
+        given = [tangents[i + 1] for i in places]
+        pairs = zip(given, inputs, strict=True)
+        given = [torch.zeros_like(x) if t is None else t for t, x in pairs]
+        both: Any = torch.func.jvp(call, tuple(inputs), tuple(given))
+        found = iter(both[1])
+        return tuple([next(found) if c else None for c in ctx.inexact])
+
+
+def _again(ctx: Any) -> tuple[Callable[..., Any], list[Any], list[int]]:
+    """Return a function of what has a gradient, all arguments, and the places of it."""
+    tensors = iter(ctx.saved_tensors)
+    leaves = [next(tensors) if x is None else x for x in ctx.kept]
+    places = [i for i, x in enumerate(leaves) if _has_gradient(x)]
+
+    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(leaves)
+        for i, x in zip(places, inputs, strict=True):
+            given[i] = x
+        return tuple([x for x in ctx.call(*given) if _has_gradient(x)])
+
+    return call, leaves, places
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (
+        value.is_floating_point() or value.is_complex()
+    )
+
+
+def stop_gradient(value: Any) -> Any:
+    """Return a pytree of the same values that count as constants, at every level.
+
+    Args:
+        value: a tree, a tensor, or a pytree of them. Tensors share memory with the old
+            ones.
+
+    Examples:
+        >>> import torch, tdfunc
+        >>> td = tdfunc.TensorDict({"x": torch.tensor(3.0)})
+        >>> loss = lambda t: t["x"] * tdfunc.stop_gradient(t)["x"]
+        >>> tdfunc.grad(loss)(td)["x"].item()
+        3.0
+    """
+    if isinstance(value, Node):
+        return detach(value)
+    leaves, layout = flatten(value)
+    return layout.rebuilt(
+        [x.detach() if isinstance(x, torch.Tensor) else x for x in leaves]
+    )

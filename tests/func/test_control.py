@@ -1,0 +1,522 @@
+"""Loops, branches, recomputation: against Python's own, eager and compiled."""
+
+# Functions of a carry and a row have both arguments, and a loop is made inside what
+# is compiled, not before it:
+# ruff: noqa: ARG005, PLW0108
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import tdfunc
+from tdfunc import TensorDict
+from tdfunc.errors import OperandError, OptionError, ShapeError, StructureError
+from tests.cases import ramp
+from tests.func.transforms import (
+    STRUCTURES,
+    assert_same,
+    compiled,
+    energy,
+    floats,
+    levels,
+    outcome,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = torch.func
+HOW = pytest.mark.parametrize("how", ["eager", "compiled"])
+
+
+@pytest.fixture(autouse=True)
+def _levels_are_left() -> Iterator[None]:
+    yield
+    assert levels() == 0
+
+
+def run(how: str, fn: Callable[..., Any], *args: Any) -> Any:
+    return (compiled(fn) if how == "compiled" else fn)(*args)
+
+
+def rows() -> TensorDict:
+    return TensorDict(
+        {"r": floats(4), "n": {"k": floats(4, 2)}, "q": list("abca"), "s": "t"},
+        4,
+        names=["time"],
+    )
+
+
+def step(total: torch.Tensor, row: Any) -> tuple[torch.Tensor, Any]:
+    total = total * 0.5 + row["r"]
+    return total, {"row": row, "total": [total * 2]}
+
+
+# scan
+
+
+@HOW
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_is_a_loop_over_rows(how: str, *, reverse: bool) -> None:
+    td = rows()
+    carry: Any = torch.zeros((), dtype=torch.float64)
+    total, ys = run(
+        how, lambda c, t: tdfunc.scan(step, c, t, reverse=reverse), carry, td
+    )
+
+    order = range(4)[::-1] if reverse else range(4)
+    expected: list[Any] = [None] * 4
+    for i in order:
+        carry, y = step(carry, {"r": td["r"][i]})
+        expected[i] = y["total"][0]
+    assert_same(total, carry)
+    assert_same(ys["total"][0], torch.stack(expected))
+    assert ys["row"].batch_size == (4,)
+    assert ys["row"]["s"] == "t"
+    assert ys["row"][3]["q"] == "a"
+    assert_same(ys["row"]["n", "k"], td["n", "k"])
+
+
+@HOW
+def test_scan_carries_trees(how: str) -> None:
+    start = TensorDict({"sum": torch.zeros(2, dtype=torch.float64), "s": "t"}, 2)
+
+    def add(c: TensorDict, row: TensorDict) -> Any:
+        new = c.set("sum", c["sum"] + row["n", "k"])
+        return new, new
+
+    last, all_ = run(how, lambda c, t: tdfunc.scan(add, c, t), start, rows())
+    assert last.batch_size == (2,)
+    assert last["s"] == "t"
+    assert all_.batch_size == (4, 2)
+    expected = floats(4, 2).cumsum(0)
+    assert_same(all_["sum"], expected, exact=False)
+    assert_same(last["sum"], expected[-1], exact=False)
+
+
+@HOW
+def test_scan_without_rows_counts(how: str) -> None:
+    def double(c: torch.Tensor, nothing: None) -> Any:
+        assert nothing is None
+        return c * 2, None
+
+    out = run(how, lambda x: tdfunc.scan(double, x, length=5), torch.ones(2))
+    assert_same(out, (torch.full((2,), 32.0), None))
+
+
+@HOW
+def test_scan_of_no_rows_keeps_the_carry_and_knows_the_structure(how: str) -> None:
+    td = rows()[:0]
+    start = torch.ones((), dtype=torch.float64)
+    carry, ys = run(how, lambda c, t: tdfunc.scan(step, c, t), start, td)
+    assert_same(carry, start)
+    assert ys["row"].batch_size == (0,)
+    assert ys["row"]["n", "k"].shape == (0, 2)
+    assert_same(ys["total"][0], torch.zeros(0, dtype=torch.float64))
+    assert tdfunc.scan(lambda c, x: (c, None), start, length=0) == (start, None)
+
+
+def test_scan_is_differentiated_and_mapped_as_the_loop() -> None:
+    td = rows().select("r", "n")
+
+    def last(t: Any) -> torch.Tensor:
+        return tdfunc.scan(step, torch.ones((), dtype=torch.float64), t)[0] ** 2
+
+    def by_hand(r: torch.Tensor) -> torch.Tensor:
+        total = torch.ones((), dtype=torch.float64)
+        for row in r:
+            total = total * 0.5 + row
+        return total**2
+
+    assert_same(tdfunc.grad(last)(td)["r"], T.grad(by_hand)(td["r"]))
+    many = tdfunc.stack([td, td * 2])
+    assert_same(tdfunc.vmap(last)(many), torch.vmap(by_hand)(many["r"]))
+    jac = tdfunc.jacfwd(last)(td)["r"]
+    assert_same(jac, T.jacfwd(by_hand)(td["r"]))
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_scan_gives_back_all_rows_of_any_structure(name: str) -> None:
+    value = STRUCTURES[name]()
+    carry, ys = tdfunc.scan(lambda c, x: (c + 1, x), torch.zeros(()), value)
+    assert carry == 3
+    assert_same(ys, value)
+    if isinstance(value, TensorDict):
+        assert ys.batch_size == value.batch_size
+
+
+def test_scan_errors() -> None:
+    td, zero = rows(), torch.zeros(())
+    scan = tdfunc.scan
+    with pytest.raises(OperandError, match=r"nothing to scan over.*length=None"):
+        scan(step, zero)
+    with pytest.raises(OperandError, match=r"rows differ.*4 rows.*\[4, 3\]"):
+        scan(step, zero, (td, floats(3)))
+    with pytest.raises(OperandError, match=r"rows differ.*3 rows"):
+        scan(step, zero, td, length=3)
+    for wrong in (torch.tensor(1.0), TensorDict({"x": floats(3)}), {"x": 3}):
+        with pytest.raises(OperandError, match="no rows in this"):
+            scan(step, zero, wrong)
+    with pytest.raises(StructureError, match=r"pair \(carry, y\).*got Tensor"):
+        scan(lambda c, x: c, zero, td)
+    with pytest.raises(StructureError, match="carry changed its structure"):
+        scan(lambda c, x: ((c, c), None), zero, td)
+    with pytest.raises(StructureError, match=r"carry changed a shape.*\[\].*\[2\]"):
+        scan(lambda c, x: (c + x["n", "k"], None), zero.double(), td)
+    with pytest.raises(StructureError, match=r"float32.*float64"):
+        scan(lambda c, x: (c.double(), None), zero, td)
+    with pytest.raises(StructureError, match="another structure than before"):
+        scan(lambda c, x: (c + 1, {str(int(c)): c}), zero, td)
+    with pytest.raises(StructureError, match="another structure than before"):
+        scan(lambda c, x: (c + 1, c if c < 2 else None), zero, td)
+
+
+# while_loop
+
+
+@HOW
+def test_while_loop_is_a_loop(how: str) -> None:
+    td = TensorDict({"i": torch.tensor(0), "x": floats(2), "s": "t"})
+
+    def body(t: TensorDict) -> TensorDict:
+        return t.set("i", t["i"] + 1).set("x", t["x"] * 2)
+
+    out = run(how, lambda t: tdfunc.while_loop(lambda t: t["i"] < 3, body, t), td)
+    assert out["i"] == 3
+    assert out["s"] == "t"
+    assert_same(out["x"], floats(2) * 8)
+    pair = (torch.tensor(0), {"x": torch.ones(2)})
+    out = run(
+        how,
+        lambda c: tdfunc.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, {"x": c[1]["x"] + c[0]}), c
+        ),
+        pair,
+    )
+    assert_same(out, (torch.tensor(2), {"x": torch.full((2,), 2.0)}))
+
+
+def test_while_loop_may_not_run_at_all_and_has_derivatives() -> None:
+    x = floats(2)
+    assert tdfunc.while_loop(lambda c: False, lambda c: 1 / 0, x) is x
+
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        start = (torch.tensor(0), x)
+        body = lambda c: (c[0] + 1, c[1] * c[1])  # noqa: E731
+        return tdfunc.while_loop(lambda c: c[0] < 2, body, start)[1].sum()
+
+    expected = T.grad(lambda x: (x**2 * x**2).sum())(x)
+    assert_same(tdfunc.grad(thrice)(x), expected, exact=False)
+
+
+def test_while_loop_errors() -> None:
+    with pytest.raises(StructureError, match="carry changed"):
+        tdfunc.while_loop(lambda c: True, lambda c: (c, c), floats(2))
+    with pytest.raises(OperandError, match=r"not the same for all mapped.*tdfunc.scan"):
+        tdfunc.vmap(lambda x: tdfunc.while_loop(lambda c: c < 5, lambda c: c * 2, x))(
+            ramp(3) + 1
+        )
+    assert levels() == 0
+    shared = tdfunc.vmap(
+        lambda x: tdfunc.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (torch.tensor(0), x)
+        )[1]
+    )
+    assert_same(shared(ramp(3)), ramp(3) * 4)
+
+
+# cond
+
+
+@HOW
+@pytest.mark.parametrize("flag", [True, False])
+def test_cond_takes_one_branch(how: str, *, flag: bool) -> None:
+    td = rows()
+
+    def fn(flag: Any, td: TensorDict) -> Any:
+        return tdfunc.cond(
+            flag,
+            lambda t, x: (t * 2, {"x": x}),
+            lambda t, x: (t + 1, {"x": x * 3}),
+            (td, torch.ones(2)),
+        )
+
+    out, rest = run(how, fn, torch.tensor(flag), td)
+    assert out.batch_size == (4,)
+    assert out.names == ("time",)
+    assert out["s"] == "t"
+    assert out[1]["q"] == "b"
+    assert_same(out["r"], td["r"] * 2 if flag else td["r"] + 1)
+    assert_same(rest["x"], torch.ones(2) if flag else torch.full((2,), 3.0))
+
+
+def test_cond_computes_only_what_it_takes_where_it_can_know() -> None:
+    calls: list[str] = []
+
+    def say(word: str) -> torch.Tensor:
+        calls.append(word)
+        return torch.ones(())
+
+    yes, no = partial(say, "yes"), partial(say, "no")
+    tdfunc.cond(True, yes, no)
+    tdfunc.cond(torch.tensor([0]), yes, no)
+    assert calls == ["yes", "no"]
+    tdfunc.vmap(lambda x: tdfunc.cond(x > 1, yes, no))(ramp(3))
+    assert calls == ["yes", "no", "yes", "no"]
+
+
+def test_cond_of_mapped_rows_chooses_row_by_row() -> None:
+    td = rows().drop("q")
+    out = tdfunc.vmap(
+        lambda t: tdfunc.cond(t["r"] > 0, lambda t: t * 10, lambda t: t, (t,))
+    )(td)
+    expected = torch.where(td["r"] > 0, td["r"] * 10, td["r"])
+    assert_same(out["r"], expected)
+    mask = (td["r"] > 0)[:, None]
+    assert_same(out["n", "k"], torch.where(mask, td["n", "k"] * 10, td["n", "k"]))
+    one, two = (lambda t: t), (lambda t: (t,))
+    with pytest.raises(StructureError, match="branches return different structures"):
+        tdfunc.vmap(lambda t: tdfunc.cond(t["r"] > 0, one, two, (t,)))(td)
+    assert levels() == 0
+
+
+def test_cond_is_differentiated() -> None:
+    for flag in (True, False):
+        grads = tdfunc.grad(
+            lambda x, f=flag: tdfunc.cond(
+                torch.tensor(f), lambda x: x.sin().sum(), lambda x: x.sum(), (x,)
+            )
+        )(floats(3))
+        assert_same(grads, floats(3).cos() if flag else torch.ones(3).double())
+
+
+# associative_scan
+
+
+@HOW
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_associative_scan_of_sums_is_cumsum(
+    how: str, dim: int, *, reverse: bool
+) -> None:
+    td = TensorDict({"x": floats(3, 4, 2), "n": {"y": floats(3, 4)}, "s": "t"}, (3, 4))
+    out = run(
+        how,
+        lambda t: tdfunc.associative_scan(lambda a, b: a + b, t, dim, reverse=reverse),
+        td,
+    )
+    assert out.batch_size == (3, 4)
+    assert out["s"] == "t"
+    for path in ("x", ("n", "y")):
+        x = td[path]
+        at = dim % 2
+        expected = x.flip(at).cumsum(at).flip(at) if reverse else x.cumsum(at)
+        assert_same(out[path], expected, exact=False)
+
+
+def test_associative_scan_of_one_row_and_of_pytrees() -> None:
+    one = rows()[:1]
+    assert_same(tdfunc.associative_scan(lambda a, b: a * b, one), one)
+    pair = {"a": floats(3), "b": [floats(3, 2)]}
+
+    def compose(f: Any, g: Any) -> Any:
+        return {"a": f["a"] * g["a"], "b": [f["b"][0] * g["a"] + g["b"][0]]}
+
+    out = tdfunc.associative_scan(compose, pair)
+    a, b = floats(3), floats(3, 2)
+    second = b[0] * a[1] + b[1]
+    assert_same(out["b"][0], torch.stack([b[0], second, second * a[2] + b[2]]))
+
+
+def test_associative_scan_errors() -> None:
+    td = rows()
+    add = lambda a, b: a + b  # noqa: E731
+    for wrong in (1, -2):
+        with pytest.raises(ShapeError, match=f"{wrong} is no dim.*-1 to 0"):
+            tdfunc.associative_scan(add, td, wrong)
+    with pytest.raises(OptionError, match="negative dim"):
+        tdfunc.associative_scan(add, (floats(3, 2), floats(3)), -1)
+    with pytest.raises(OperandError, match=r"rows differ.*\[4, 3\]"):
+        tdfunc.associative_scan(add, (floats(4), floats(3)))
+    with pytest.raises(OperandError, match="nothing to scan over"):
+        tdfunc.associative_scan(add, {}, -1)
+    with pytest.raises(OperandError, match="no rows in this"):
+        tdfunc.associative_scan(add, torch.tensor(1.0))
+    with pytest.raises(StructureError, match="another structure"):
+        tdfunc.associative_scan(lambda a, b: a.drop("r"), td)
+
+
+# checkpoint
+
+
+def layer(t: TensorDict, w: torch.Tensor) -> TensorDict:
+    return (t * w).apply(torch.sin).set("s", "text")
+
+
+def loss_of(fn: Any) -> Any:
+    return lambda t, w: energy(fn(t, w))
+
+
+DIFFERENTIATED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "grad": lambda f, t, w: tdfunc.grad(f, (0, 1))(t, w),
+    "torch's grad": lambda f, t, w: T.grad(f, (0, 1))(t, w),
+    "grad of grad": lambda f, t, w: tdfunc.grad(
+        lambda t, w: tdfunc.grad(f, 1)(t, w).sin()
+    )(t, w),
+    "map of grad": lambda f, t, w: tdfunc.vmap(tdfunc.grad(f), (0, None))(
+        tdfunc.stack([t, t * 2]), w
+    ),
+    "hessian": lambda f, t, w: tdfunc.hessian(f)(t, w),
+    "jvp": lambda f, t, w: tdfunc.jvp(f, (t, w), (t, w)),
+    "jacrev of jacrev": lambda f, t, w: tdfunc.jacrev(tdfunc.jacrev(f))(t, w),
+    "jacfwd": lambda f, t, w: tdfunc.jacfwd(f)(t, w),
+    "autograd": lambda f, t, w: torch.autograd.grad(
+        f(t, v := w.clone().requires_grad_()), v
+    ),
+    "map": lambda f, t, w: torch.vmap(f, (0, None))(tdfunc.stack([t, t * 2]), w),
+    "no_grad": lambda f, t, w: _under_no_grad(f, t, w),
+}
+
+
+def _under_no_grad(f: Any, t: Any, w: Any) -> Any:
+    with torch.no_grad():
+        return f(t, w), tdfunc.grad(f)(t, w)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_checkpoint_changes_no_value(name: str) -> None:
+    td = TensorDict({"x": floats(3), "n": {"y": floats(2)}})
+    w = torch.tensor(1.5, dtype=torch.float64)
+    transform = DIFFERENTIATED[name]
+    got = transform(loss_of(tdfunc.checkpoint(layer)), td, w)
+    assert_same(got, transform(loss_of(layer), td, w), exact=False)
+
+
+@pytest.mark.parametrize("name", ["grad", "hessian", "jvp", "map"])
+def test_checkpoint_compiles(name: str) -> None:
+    td = TensorDict({"x": floats(3), "n": {"y": floats(2)}})
+    w = torch.tensor(1.5, dtype=torch.float64)
+    transform = DIFFERENTIATED[name]
+    fn = compiled(lambda t, w: transform(loss_of(tdfunc.checkpoint(layer)), t, w))
+    assert_same(fn(td, w), transform(loss_of(layer), td, w), exact=False)
+    alone = compiled(lambda t, w: tdfunc.checkpoint(layer)(t, w))
+    assert_same(alone(td, w), layer(td, w), exact=False)
+
+
+def test_checkpoint_computes_again() -> None:
+    calls: list[int] = []
+
+    def counted(t: TensorDict) -> TensorDict:
+        calls.append(1)
+        return t.apply(torch.sin)
+
+    td = TensorDict({"x": floats(3), "k": torch.arange(2), "s": "t"})
+    td = td.set("k", td["k"].double())
+    again = tdfunc.checkpoint(counted)
+    assert again.__name__ == "counted"
+    grads = tdfunc.grad(lambda t: energy(again(t)))(td)
+    assert len(calls) == 2
+    assert_same(grads, tdfunc.grad(lambda t: energy(t.apply(torch.sin)))(td))
+
+
+def test_checkpoint_takes_and_returns_what_has_no_gradient() -> None:
+    td = TensorDict({"x": floats(3), "k": torch.arange(3), "r": list("aba")}, 3)
+    fn = tdfunc.checkpoint(lambda t, *, p: (t.set("x", t["x"] ** p), t["k"] + 1))
+
+    def loss(t: TensorDict) -> Any:
+        out, k = fn(t, p=2)
+        return (out["x"] * k).sum(), (out, k)
+
+    grads, (out, k) = tdfunc.grad(loss, has_aux=True)(td)
+    assert out[1]["r"] == "b"
+    assert_same(k, torch.arange(3) + 1)
+    assert_same(grads["x"], 2 * floats(3) * (torch.arange(3) + 1))
+
+
+def test_checkpoint_refuses_a_closure_that_is_differentiated() -> None:
+    td = TensorDict({"x": floats(3)})
+
+    def wrong(w: torch.Tensor) -> torch.Tensor:
+        return energy(tdfunc.checkpoint(lambda t: t * w)(td))
+
+    with pytest.raises(OperandError, match=r"closes over a tensor.*checkpoint\(fn\)\("):
+        tdfunc.grad(wrong)(torch.tensor(1.0))
+    assert levels() == 0
+    constant = floats(3)
+    fn = tdfunc.checkpoint(lambda t: t * constant)
+    grads = tdfunc.grad(lambda t: fn(t)["x"].sum())(td.with_batch_size(3))
+    assert_same(grads["x"], constant)
+
+
+def test_checkpoint_passes_errors_on() -> None:
+    fn = tdfunc.checkpoint(lambda x: {}["key"])
+    for call in (fn, tdfunc.grad(fn), tdfunc.vmap(fn)):
+        assert outcome(lambda: call(floats(2))) == (KeyError, "'key'")  # noqa: B023
+
+
+# stop_gradient
+
+
+def test_stop_gradient_is_a_constant_at_every_level() -> None:
+    td = TensorDict({"x": torch.tensor(0.5)})
+
+    def through(t: TensorDict) -> torch.Tensor:
+        x = t["x"]
+        return x.tanh() + tdfunc.stop_gradient(x.round() - x.tanh())
+
+    first = tdfunc.grad(through)
+    assert first(td)["x"].item() == pytest.approx(0.786448, abs=1e-6)
+    second = tdfunc.grad(lambda t: first(t)["x"])
+    assert second(td)["x"].item() == pytest.approx(-0.726862, abs=1e-6)
+    zero = tdfunc.grad(lambda t: tdfunc.stop_gradient(t)["x"] ** 2)
+    assert zero(td)["x"] == 0
+    assert tdfunc.grad(lambda t: zero(t)["x"])(td)["x"] == 0
+
+
+@HOW
+def test_stop_gradient_takes_any_pytree(how: str) -> None:
+    x = floats(3).requires_grad_()
+    td = TensorDict({"x": x, "k": torch.arange(3), "s": "t"}, 3)
+    out = run(how, tdfunc.stop_gradient, {"a": td, "b": (x, 3, None)})
+    assert not out["a"]["x"].requires_grad
+    assert not out["b"][0].requires_grad
+    assert out["b"][1:] == (3, None)
+    assert out["a"]["s"] == "t"
+    assert out["a"].batch_size == (3,)
+    assert_same(out["a"]["k"], torch.arange(3))
+    if how == "eager":
+        assert out["b"][0].data_ptr() == x.data_ptr()
+
+
+def test_import_costs_nothing_of_torch() -> None:
+    # What compiled loops and checkpoint need, torch has imported itself.
+    code = """
+import sys, torch
+before = {*sys.modules}
+import tdfunc
+assert not [m for m in {*sys.modules} - before if m.split(".")[0] == "torch"]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_loop_at_once() -> None:
+    td = rows().select("r", "n")
+
+    def work(i: int) -> Any:
+        out: Any = None
+        loss = lambda t: tdfunc.scan(step, floats(1)[0] * i, t)[0]  # noqa: E731
+        for _ in range(5):
+            out = tdfunc.grad(loss)(td)
+        return out
+
+    with ThreadPoolExecutor(8) as pool:
+        for out in pool.map(work, range(8)):
+            expected = torch.tensor([0.125, 0.25, 0.5, 1.0], dtype=torch.float64)
+            assert_same(out["r"], expected)
