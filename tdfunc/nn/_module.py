@@ -49,7 +49,7 @@ _FIRST = 3  # self, params, td
 
 # What a linear layer has, sorted as leaves are.
 _WEIGHT = ("weight",)
-_BOTH = frozenset({("weight", "bias"), ("bias", "weight")})
+_BOTH = (("weight", "bias"), ("bias", "weight"))
 
 
 class TensorDictModuleBase:
@@ -363,7 +363,8 @@ class TensorDictModule(TensorDictModuleBase):
         ):
             return None
         out = self._linear(params._schema, params._leaves, td._leaves[slot])
-        return None if out is None else put(td, {cast("Path", self._sinks[0]): out})
+        sink: Any = self._sinks[0]
+        return None if out is None else put(td, {sink: out})
 
     def _linear(self, schema: Any, leaves: Any, x: Any, lo: int = 0) -> Any:
         """Return the output of a bare linear layer; for sequences.
@@ -377,15 +378,10 @@ class TensorDictModule(TensorDictModuleBase):
             lo: place of the first of them.
         """
         own = self._wrapped.__dict__
-        keys = schema.keys
-        if keys in _BOTH:
-            weight, bias = leaves[lo + 1], leaves[lo]
-            fits = own["_parameters"]["bias"] is not None
-        else:
-            weight, bias = leaves[lo] if keys == _WEIGHT else None, None
-            fits = weight is not None and own["_parameters"]["bias"] is None
+        has_bias = schema.keys in _BOTH
         if (
-            not fits
+            not (has_bias or schema.keys == _WEIGHT)
+            or (own["_parameters"]["bias"] is None) is has_bias
             or own["_forward_hooks"]
             or own["_forward_pre_hooks"]
             or own["_backward_hooks"]
@@ -395,7 +391,9 @@ class TensorDictModule(TensorDictModuleBase):
         ):
             return None
         try:
-            return F.linear(x, cast("Any", weight), bias)
+            if has_bias:
+                return F.linear(x, leaves[lo + 1], leaves[lo])
+            return F.linear(x, leaves[lo])
         except Exception as error:
             self._note(error)
             raise

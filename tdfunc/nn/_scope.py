@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Scope", "bare", "has_entry", "put", "read_entry"]
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
 
 class Scope:
     """A tree, and entries that are to go into it."""
@@ -116,15 +118,22 @@ def put(td: Node, entries: Mapping[Path, Any]) -> Any:
     size = td.batch_size
     schema = td._schema
     dims = len(size)
+    rows = size[0] if dims == 1 else 0
     ranks: list[int] = []
-    for value in entries.values():
-        if (
-            not isinstance(value, torch.Tensor)
-            or value.is_nested
-            or value.shape[:dims] != size
-        ):
-            return _put_each(td, entries)
-        ranks.append(value.dim() - dims)
+    try:
+        for value in entries.values():
+            shape = value.shape
+            rank = len(shape) - dims
+            # Slicing a torch.Size costs more than the rest of the loop.
+            if (
+                type(value) not in _PLAIN
+                or rank < 0
+                or (dims and (shape[0] != rows if dims == 1 else shape[:dims] != size))
+            ):
+                return _put_each(td, entries)
+            ranks.append(rank)
+    except (AttributeError, RuntimeError):  # no tensor, or one that has no shape
+        return _put_each(td, entries)
     plan = schema.written(tuple(entries), tuple(ranks), Node._plain)
     if plan is None:
         return _put_each(td, entries)

@@ -327,11 +327,13 @@ class TensorDictSequential(TensorDictModuleBase):
         **options: Any,
     ) -> Any:
         """Return the tree with the outputs, as a call does."""
-        options |= {"key": key, "skip_existing": skip_existing}
         scope = Scope(td)
         start = 0
         if self._chain and key is None and buffers is None and not skip_existing:
             start = self._run_chain(params, scope)
+            if start == len(self._names):
+                return self._result(td, scope)
+        options |= {"key": key, "skip_existing": skip_existing}
         self._run(params, scope, options, buffers, collect=False, start=start)
         return self._result(td, scope)
 
@@ -346,27 +348,22 @@ class TensorDictSequential(TensorDictModuleBase):
             return 0
         index, leaves = params._schema.index, params._leaves
         written = scope.written
-        td = scope.td
-        slots, inputs = td._schema.slots, td._leaves
+        slots, inputs = scope.td._schema.slots, scope.td._leaves
         done = 0
         for (member, read, write), name in zip(self._chain, self._names, strict=False):
-            entry = index.get(name)
-            x = written.get(read)
-            if x is None:
-                slot = slots.get(read[0])
-                x = None if slot is None else inputs[slot]
-            if x is None or entry is None:
+            x, entry = written.get(read), index.get(name)
+            if x is None and read[0] in slots:
+                x = inputs[slots[read[0]]]
+            if x is None or entry is None or not isinstance(entry[0], Schema):
                 return done
-            kid = entry[0]
-            out = None
-            if isinstance(kid, Schema):
-                out = member._linear(kid, leaves, x, entry[1])
+            out = member._linear(entry[0], leaves, x, entry[1])
             if out is None:
                 return done
-            scope.write(write, out)
-            if len(write) > 1:
-                return done + 1  # what is read next may be inside it
             done += 1
+            if len(write) > 1:
+                scope.write(write, out)
+                return done  # what is read next may be inside it
+            written[write] = out
         return done
 
     def call_with_buffers(
@@ -420,8 +417,6 @@ class TensorDictSequential(TensorDictModuleBase):
         """Run the modules in a scope; return the buffers after it if collected."""
         self._check_params(params)
         key = options["key"]
-        if start == len(self._names):
-            return None
         keys = (None,) * len(self._names) if key is None else self._keys(key)
         after: dict[str, Any] = {}
         rows = zip(self._names, self._members, keys, strict=True)
