@@ -14,8 +14,13 @@ from tdfunc._core.build import assemble
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, make
 from tdfunc._core.schema import Schema, path_id
-from tdfunc._core.statics import NO_STATICS
-from tdfunc.errors import MissingKeyError, OperandError, OptionError, nearest
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    OptionError,
+    TdfuncError,
+    nearest,
+)
 from tdfunc.nn._module import (
     Output,
     TensorDictModule,
@@ -291,7 +296,7 @@ class TensorDictSequential(TensorDictModuleBase):
             if value is not None:
                 is_part = isinstance(member, TensorDictSequential)
                 found[name] = member.project(value) if is_part else value
-        return _tree_of(found)
+        return _tree_of(found, params.batch_size if isinstance(params, Node) else ())
 
     def init(self, key: torch.Tensor) -> Any:
         """Return the parameters of all modules, each drawn from a key of its own.
@@ -331,11 +336,22 @@ class TensorDictSequential(TensorDictModuleBase):
         start = 0
         if self._chain and key is None and buffers is None and not skip_existing:
             start = self._run_chain(params, scope)
-            if start == len(self._names):
-                return self._result(td, scope)
         options |= {"key": key, "skip_existing": skip_existing}
-        self._run(params, scope, options, buffers, collect=False, start=start)
-        return self._result(td, scope)
+        if is_tracing():
+            self._run(params, scope, options, buffers, collect=False, start=start)
+            return self._result(td, scope)
+        try:
+            self._run(params, scope, options, buffers, collect=False, start=start)
+            return self._result(td, scope)
+        except TdfuncError as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: TdfuncError) -> None:
+        """Note which module wrote what does not fit: it shows when the tree is built."""
+        for name, member in zip(self._names, self._members, strict=True):
+            if error.path in [as_path(key) for key in member.out_keys]:
+                error.add_note(f"tdfunc: module {name!r} writes it: {member!r}")
 
     def _run_chain(self, params: Any, scope: Scope) -> int:
         """Run the linear layers in front; return how many they were."""
@@ -547,6 +563,7 @@ def _entry(tree: Any, name: str) -> Any:
     return tree.get(name)
 
 
-def _tree_of(entries: dict[str, Any]) -> Any:
-    part = assemble(entries, torch.Size(), Node._plain)
-    return make(part.kid, part.leaves, part.statics or NO_STATICS, torch.Size(), None)  # pyright: ignore[reportArgumentType]
+def _tree_of(entries: dict[str, Any], batch_size: tuple[int, ...] = ()) -> Any:
+    size = torch.Size(batch_size)
+    part = assemble(entries, size, Node._plain)
+    return make(part.kid, part.leaves, part.statics, size, None)  # pyright: ignore[reportArgumentType]

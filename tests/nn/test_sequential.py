@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -127,6 +129,15 @@ class TestCall:
         assert torch.equal(hooked, seq(seq.params(), TD)["d"])
         with pytest.raises(MissingKeyError, match="lacks inputs"):
             seq(seq.params(), TD.drop("x"))
+
+    def test_an_output_that_does_not_fit_names_its_module(self):
+        seq = TensorDictSequential(
+            step(lambda x: x[:2], ["x"], ["y"]), step(abs, ["y"], ["z"])
+        )
+        with pytest.raises(ValueError, match="batch size") as caught:
+            seq(None, TD)
+
+        assert "module '0' writes it" in caught.value.__notes__[0]
 
     def test_nested_sequences(self):
         inner = TensorDictSequential(step(nn.Linear(3, 2), ["x"], ["y"]))
@@ -388,5 +399,9 @@ class TestSkipping:
             set_skip_existing(mode)
 
 
-def test_tree_has_its_entries():
-    assert ("x", "other") == tree().keys()
+def test_it_is_copied_and_pickled():
+    seq = TensorDictSequential(step(mlp(), ["x"], ["y"]), step(abs, ["y"], ["z"]))
+    for other in (copy.deepcopy(seq), pickle.loads(pickle.dumps(seq))):
+        assert other is not seq
+        assert seq(seq.params(), tree()).equal(other(seq.params(), tree()))
+        assert 2 == len({seq, other})
