@@ -333,22 +333,24 @@ class TensorDictSequential(TensorDictModuleBase):
     ) -> Any:
         """Return the tree with the outputs, as a call does."""
         scope = Scope(td)
-        start = 0
-        if self._chain and key is None and buffers is None and not skip_existing:
-            start = self._run_chain(params, scope)
-        options |= {"key": key, "skip_existing": skip_existing}
         if is_tracing():
-            self._run(params, scope, options, buffers, collect=False, start=start)
+            options |= {"key": key, "skip_existing": skip_existing}
+            self._run(params, scope, options, buffers, collect=False)
             return self._result(td, scope)
+        start = 0
         try:
-            self._run(params, scope, options, buffers, collect=False, start=start)
+            if self._chain and key is None and buffers is None and not skip_existing:
+                start = self._run_chain(params, scope)
+            if start < len(self._names):
+                options |= {"key": key, "skip_existing": skip_existing}
+                self._run(params, scope, options, buffers, collect=False, start=start)
             return self._result(td, scope)
         except TdfuncError as error:
             self._note(error)
             raise
 
     def _note(self, error: TdfuncError) -> None:
-        """Note which module wrote what does not fit: it shows when the tree is built."""
+        """Note which module wrote what does not fit, which shows in the end only."""
         for name, member in zip(self._names, self._members, strict=True):
             if error.path in [as_path(key) for key in member.out_keys]:
                 error.add_note(f"tdfunc: module {name!r} writes it: {member!r}")
@@ -356,8 +358,7 @@ class TensorDictSequential(TensorDictModuleBase):
     def _run_chain(self, params: Any, scope: Scope) -> int:
         """Run the linear layers in front; return how many they were."""
         if (
-            is_tracing()
-            or has_global_module_hooks()
+            has_global_module_hooks()
             or not isinstance(params, Node)
             or scope.td._schema.lazy
         ):
