@@ -163,6 +163,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "unpad_sequence": lambda td: tdfunc.unpad_sequence(
         tdfunc.stack([td, td], 1), torch.tensor([1, 2])
     ),
+    "global_norm": unary("global_norm"),
+    "check_finite": unary("check_finite"),
+    "tree_dot": lambda td: td.tree_dot(td * 2),
+    "cosine_similarity": lambda td: td.cosine_similarity(td * 2),
+    "polyak": lambda td: td.polyak(td * 2, 0.1),
+    "tree_where": lambda td: tdfunc.tree_where(mask(td), td, td * 2),
     "cat_tensors": lambda td: td.cat_tensors("x", "x", out_key="y"),
     "stack_tensors": lambda td: td.stack_tensors("x", "x", out_key="y"),
     **{name: binary(name) for name in BINARY},
