@@ -6,8 +6,18 @@ called with many parameter trees, by several threads, and under every transform.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeAlias,
+    cast,
+    get_args,
+)
 
 import torch
 from torch import nn
@@ -442,7 +452,7 @@ class TensorDictModule(TensorDictModuleBase):
             )
         return TensorDictModule(**{**self._options_given, **options})
 
-    def select_out_keys(self, *keys: str | Path) -> TensorDictModule:
+    def select_out_keys(self, *keys: str | Path) -> Self:
         """Return a module that writes only some of the outputs.
 
         What the input has at the others stays as it is.
@@ -460,13 +470,15 @@ class TensorDictModule(TensorDictModuleBase):
             ('z',)
         """
         chosen = selected(keys, [path for path in self._declared if path is not None])
-        new = TensorDictModule(**self._options_given)
+        new = copy.copy(self)
         new._sinks = tuple([p if p in chosen else None for p in self._declared])
         return new
 
-    def reset_out_keys(self) -> TensorDictModule:
+    def reset_out_keys(self) -> Self:
         """Return the module that writes all outputs again."""
-        return TensorDictModule(**self._options_given)
+        new = copy.copy(self)
+        new._sinks = self._declared
+        return new
 
     def init(self, key: torch.Tensor) -> Any:
         """Return parameters drawn from a key; equal keys give equal parameters.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import torch
 from torch import nn
@@ -188,7 +189,7 @@ class TensorDictSequential(TensorDictModuleBase):
             dict(members), output=self._output, partial_tolerant=self._partial
         )
 
-    def select_out_keys(self, *keys: str | Path) -> TensorDictSequential:
+    def select_out_keys(self, *keys: str | Path) -> Self:
         """Return the sequence that writes only some of its outputs.
 
         All modules run as before. What the input has at the other keys stays.
@@ -199,13 +200,15 @@ class TensorDictSequential(TensorDictModuleBase):
         Raises:
             OptionError: a key is none of them.
         """
-        new = self.reset_out_keys()
+        new = copy.copy(self)
         new._selected = selected(keys, self._outs)
         return new
 
-    def reset_out_keys(self) -> TensorDictSequential:
+    def reset_out_keys(self) -> Self:
         """Return the sequence that writes all of its outputs again."""
-        return self._of(zip(self._names, self._members, strict=True))
+        new = copy.copy(self)
+        new._selected = None
+        return new
 
     def select_subsequence(
         self,
