@@ -276,7 +276,7 @@ class EnsembleModule(TensorDictModuleBase):
         self._accepts = module._options
 
     @property
-    def _options(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _options(self) -> frozenset[str]:
         return self._accepts
 
     @property

@@ -99,12 +99,17 @@ class TensorDictModuleBase:
     out_keys: Any
     """What the module writes, as keys and paths."""
 
-    _options: ClassVar[frozenset[str]] = frozenset()
+    _words: ClassVar[frozenset[str]] = frozenset()  # what forward takes by keyword
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "forward" in vars(cls) and "_options" not in vars(cls):
-            cls._options = keywords_of(cls.forward, _FIRST)
+        if "forward" in vars(cls):
+            cls._words = keywords_of(cls.forward, _FIRST)
+
+    @property
+    def _options(self) -> frozenset[str]:
+        """What a call takes by keyword with a tree."""
+        return self._words
 
     def forward(self, params: Any, td: Any) -> Any:  # noqa: ARG002 - to be overridden
         """Return the tree with the outputs; a subclass writes this.
@@ -780,7 +785,7 @@ class WrapModule(TensorDictModuleBase):
         return as_tree(self._fn(params, td, **options), self)
 
     @property
-    def _options(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _options(self) -> frozenset[str]:
         return self._accepts
 
 

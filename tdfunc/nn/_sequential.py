@@ -89,6 +89,7 @@ class TensorDictSequential(TensorDictModuleBase):
     __slots__ = (
         "_accepts",
         "_chain",
+        "_ids",
         "_ins",
         "_members",
         "_names",
@@ -115,9 +116,10 @@ class TensorDictSequential(TensorDictModuleBase):
             [as_path(name)[0] for name in given if as_path(name)]
         )
         self._members = tuple([_as_member(module) for module in given.values()])
+        self._ids = tuple([path_id((name,)) for name in self._names])
         self._output: Output = as_output(output)
         self._partial = partial_tolerant
-        accepts = frozenset({"key", "buffers", "skip_existing"})
+        accepts = self._words | {"key", "buffers", "skip_existing"}
         for member in self._members:
             accepts |= member._options
         self._accepts = accepts
@@ -129,7 +131,7 @@ class TensorDictSequential(TensorDictModuleBase):
             self._selected = selected(selected_out_keys, self._outs)
 
     @property
-    def _options(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _options(self) -> frozenset[str]:
         return self._accepts
 
     @property
@@ -471,8 +473,7 @@ class TensorDictSequential(TensorDictModuleBase):
         return put(into, entries) if entries else into
 
     def _keys(self, key: Any) -> tuple[torch.Tensor, ...]:
-        ids = tuple([path_id((name,)) for name in self._names])
-        return of_paths(lone_key(key, "a sequence"), ids)
+        return of_paths(lone_key(key, "a sequence"), self._ids)
 
     def _check_params(self, params: Any) -> None:
         if params is None:

@@ -144,7 +144,7 @@ class _OfRecords(TensorDictModuleBase):
         self._accepts = keywords_of(type(module).forward, _FIRST)
 
     @property
-    def _options(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _options(self) -> frozenset[str]:
         return self._accepts
 
     @property

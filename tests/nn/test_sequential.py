@@ -214,6 +214,15 @@ class TestParams:
 
         assert not torch.equal(out["a"], out["b"])
         assert torch.equal(out["b"], seq[1:](None, TD, key=key)["b"])
+        compiled = torch.compile(
+            lambda td, key: seq(None, td, key=key)["b"],
+            fullgraph=True,
+            backend="eager",
+        )
+        assert torch.equal(out["b"], compiled(TD, key))
+        keys = random.split(key, 3)
+        mapped = torch.vmap(lambda k: seq(None, TD, key=k)["b"])(keys)
+        assert torch.equal(seq(None, TD, key=keys[1])["b"], mapped[1])
         with pytest.raises(OptionError, match="no key"):
             seq(None, TD)
 
@@ -397,6 +406,26 @@ class TestSkipping:
     def test_bad_modes(self, mode):
         with pytest.raises(OptionError, match="what may be skipped"):
             set_skip_existing(mode)
+
+
+def test_a_subclass_takes_what_its_modules_take():
+    def shift(params: Any, td: Any, *, by: float = 0.0) -> Any:
+        assert params is None
+        return td.set("s", td["x"] + by)
+
+    class Own(TensorDictSequential):
+        def forward(self, params: Any, td: Any, *, twice: bool = False, **rest: Any):
+            td = super().forward(params, td, **rest)
+            return td.set("s", 2 * td["s"]) if twice else td
+
+    seq = Own(WrapModule(shift, ["x"], ["s"]), step(abs, ["x"], ["y"]))
+
+    assert torch.equal(2 * (X + 1), seq(None, TD, by=1.0, twice=True)["s"])
+    assert type(seq.select_out_keys("s")) is Own
+    with pytest.raises(OptionError, match="got thrice"):
+        seq(None, TD, thrice=True)
+    outer = TensorDictSequential(seq)
+    assert torch.equal(2 * (X + 1), outer(None, TD, by=1.0, twice=True)["s"])
 
 
 def test_it_is_copied_and_pickled():
