@@ -65,6 +65,7 @@ __all__ = [
     "foreach_tanh",
     "foreach_trunc",
     "foreach_works",
+    "gamma_grad",
     "inside_transform",
     "is_compiling",
     "is_tracing",
@@ -126,6 +127,9 @@ foreach_sub: Any = getattr(torch, "_foreach_sub", None)
 foreach_tan: Any = getattr(torch, "_foreach_tan", None)
 foreach_tanh: Any = getattr(torch, "_foreach_tanh", None)
 foreach_trunc: Any = getattr(torch, "_foreach_trunc", None)
+
+# How a gamma variate moves with its concentration, by implicit differentiation.
+gamma_grad: Any = getattr(torch, "_standard_gamma_grad", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
