@@ -20,6 +20,7 @@ from tdfunc import random
 from tdfunc._core.batch import as_size
 from tdfunc.errors import OperandError, OptionError
 from tdfunc.nn._variates import binomial, poisson, standard_gamma, von_mises
+from tdfunc.random._draws import draw as noise
 from tdfunc.random._keys import lone_key
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Size
 
-__all__ = ["SupportsDraw", "draw", "draw_and_log_prob", "has_rsample"]
+__all__ = [
+    "SupportsDraw",
+    "draw",
+    "draw_and_log_prob",
+    "has_rsample",
+    "transformed_jointly",
+]
 
 
 @runtime_checkable
@@ -103,17 +110,21 @@ def draw_and_log_prob(
     """Return what `draw` does, and the log-probability of these values.
 
     Of a transformed distribution it is computed from the value before the transforms:
-    where these saturate, their inverse knows less.
+    where these saturate, their inverse knows less. Of a normal one it is computed from
+    the noise, which costs a third. Derivatives are those of ``log_prob(value)``, in
+    which the value depends on the parameters too.
 
     Args:
         dist: as of `draw`.
         key: [2].
         sample_shape: dims in front.
     """
+    kind = type(dist)
+    if kind is D.Normal:
+        return _normal_jointly(dist, key, sample_shape)
     own = getattr(dist, "draw_and_log_prob", None)
     if own is not None:
         return own(key, sample_shape)
-    kind = type(dist)
     if kind is D.Independent:
         value, log_prob = draw_and_log_prob(dist.base_dist, key, sample_shape)
         return value, _sum_last(log_prob, dist.reinterpreted_batch_ndims)
@@ -123,7 +134,7 @@ def draw_and_log_prob(
         and kind.log_prob is plain.log_prob
         and _inherited(kind) is _draw_transformed
     ):
-        return _transformed_jointly(dist, key, sample_shape)
+        return transformed_jointly(dist, key, sample_shape)
     value = draw(dist, key, sample_shape)
     return value, dist.log_prob(value)
 
@@ -133,7 +144,23 @@ def has_rsample(dist: Any) -> bool:
     return bool(dist.has_rsample)
 
 
-def _transformed_jointly(
+def _normal_jointly(
+    dist: Any, key: torch.Tensor, sample_shape: torch.Size
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = dist.scale
+    eps = _normal(lone_key(key, "draw"), sample_shape + dist.batch_shape, scale)
+    spread = torch.addcmul(scale.log(), eps, eps, value=0.5)
+    return torch.addcmul(dist.loc, scale, eps), _LOG_NORMALISER - spread
+
+
+# A tensor without dims, which torch computes with faster than with numbers, and which
+# takes on the dtype of the other.
+_LOG_NORMALISER: Final = torch.tensor(
+    -0.5 * math.log(2 * math.pi), dtype=torch.float64, device="cpu"
+)
+
+
+def transformed_jointly(
     dist: Any, key: torch.Tensor, sample_shape: torch.Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
     base = dist.base_dist
@@ -198,19 +225,19 @@ def _own_draw(dist: Any, key: torch.Tensor, size: torch.Size) -> Any:
 
 
 def _normal(key: torch.Tensor, shape: Any, like: torch.Tensor) -> torch.Tensor:
-    return random.normal(key, shape, like.dtype, device=like.device)
+    return noise(key, "normal", shape, like.dtype, like.device)
 
 
 def _uniform(key: torch.Tensor, shape: Any, like: torch.Tensor) -> torch.Tensor:
-    return random.uniform(key, shape, like.dtype, device=like.device)
+    return noise(key, "uniform", shape, like.dtype, like.device)
 
 
 def _exponential(key: torch.Tensor, shape: Any, like: torch.Tensor) -> torch.Tensor:
-    return random.exponential(key, shape, like.dtype, device=like.device)
+    return noise(key, "exponential", shape, like.dtype, like.device)
 
 
 def _gumbel(key: torch.Tensor, shape: Any, like: torch.Tensor) -> torch.Tensor:
-    return random.gumbel(key, shape, like.dtype, device=like.device)
+    return noise(key, "gumbel", shape, like.dtype, like.device)
 
 
 def _shape(dist: Any, size: torch.Size) -> torch.Size:
@@ -226,8 +253,8 @@ def _positive(x: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_normal(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    noise = _normal(key, size + dist.batch_shape, dist.loc)
-    return torch.addcmul(dist.loc, dist.scale, noise)
+    eps = _normal(key, size + dist.batch_shape, dist.loc)
+    return torch.addcmul(dist.loc, dist.scale, eps)
 
 
 def _draw_uniform(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -260,11 +287,11 @@ def _draw_pareto_of_tails(
     dist: Any, key: torch.Tensor, size: torch.Size
 ) -> torch.Tensor:
     """Draw from the generalised Pareto distribution: ``expm1(c e) / c``."""
-    noise = _exponential(key, size + dist.batch_shape, dist.loc)
+    eps = _exponential(key, size + dist.batch_shape, dist.loc)
     shape = dist.concentration
-    flat = shape.abs() < torch.finfo(noise.dtype).eps
+    flat = shape.abs() < torch.finfo(eps.dtype).eps
     safe = torch.where(flat, torch.ones_like(shape), shape)
-    grown = torch.where(flat, noise, torch.expm1(safe * noise) / safe)
+    grown = torch.where(flat, eps, torch.expm1(safe * eps) / safe)
     return torch.addcmul(dist.loc, dist.scale, grown)
 
 
@@ -274,14 +301,14 @@ def _draw_by_quantile(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.T
 
 def _draw_logistic(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
     """Draw the logit of a relaxed Bernoulli variate."""
-    noise = _gumbel(key, (*size, *dist.batch_shape, 2), dist.logits)
-    return (dist.logits + noise[..., 0] - noise[..., 1]) / dist.temperature
+    eps = _gumbel(key, (*size, *dist.batch_shape, 2), dist.logits)
+    return (dist.logits + eps[..., 0] - eps[..., 1]) / dist.temperature
 
 
 def _draw_relaxed(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
     """Draw the logarithm of a relaxed one-hot variate."""
-    noise = _gumbel(key, _shape(dist, size), dist.logits)
-    return torch.log_softmax((dist.logits + noise) / dist.temperature, -1)
+    eps = _gumbel(key, _shape(dist, size), dist.logits)
+    return torch.log_softmax((dist.logits + eps) / dist.temperature, -1)
 
 
 def _draw_von_mises(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -305,8 +332,8 @@ def _log_gamma_variate(key: torch.Tensor, concentration: torch.Tensor) -> torch.
     section 6).
     """
     first, second = random.split(key).unbind(-2)
-    noise = _exponential(second, concentration.shape, concentration)
-    return standard_gamma(first, concentration + 1).log() - noise / concentration
+    eps = _exponential(second, concentration.shape, concentration)
+    return standard_gamma(first, concentration + 1).log() - eps / concentration
 
 
 def _draw_dirichlet(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -330,9 +357,9 @@ def _draw_student(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tenso
     first, second = random.split(key).unbind(-2)
     shape = size + dist.batch_shape
     half = dist.df.expand(shape) / 2
-    noise = _normal(first, shape, half)
+    eps = _normal(first, shape, half)
     chi = _positive(standard_gamma(second, half) / half)
-    return torch.addcmul(dist.loc, dist.scale, noise * chi.rsqrt())
+    return torch.addcmul(dist.loc, dist.scale, eps * chi.rsqrt())
 
 
 def _draw_fisher(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -347,8 +374,8 @@ def _draw_fisher(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor
 
 
 def _draw_gaussian(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    noise = _normal(key, _shape(dist, size), dist.loc)
-    return dist.loc + (dist.scale_tril @ noise.unsqueeze(-1)).squeeze(-1)
+    eps = _normal(key, _shape(dist, size), dist.loc)
+    return dist.loc + (dist.scale_tril @ eps.unsqueeze(-1)).squeeze(-1)
 
 
 def _draw_low_rank(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -388,9 +415,9 @@ def _draw_lkj(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
         validate_args=False,
     )
     length = _draw_beta(beta, first, size).unsqueeze(-1).sqrt()
-    noise = _normal(second, _shape(dist, size), conc).tril(-1)
-    norm = noise.norm(dim=-1, keepdim=True)
-    lower = length * noise / torch.where(norm > 0, norm, torch.ones_like(norm))
+    eps = _normal(second, _shape(dist, size), conc).tril(-1)
+    norm = eps.norm(dim=-1, keepdim=True)
+    lower = length * eps / torch.where(norm > 0, norm, torch.ones_like(norm))
     diagonal = _positive(1 - lower.square().sum(-1)).sqrt()
     return lower + torch.diag_embed(diagonal)
 
@@ -405,8 +432,8 @@ def _draw_bernoulli(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Ten
 
 def _draw_geometric(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
     probs = dist.probs.detach()
-    noise = _exponential(key, size + dist.batch_shape, probs)
-    return torch.floor(noise / -torch.log1p(-probs))
+    eps = _exponential(key, size + dist.batch_shape, probs)
+    return torch.floor(eps / -torch.log1p(-probs))
 
 
 def _draw_poisson(dist: Any, key: torch.Tensor, size: torch.Size) -> torch.Tensor:
