@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 _NO_SHAPE = torch.Size()
+_ROOT_HALF = 0.5**0.5
+# As a bound of a standard normal number: nothing is beyond, and its square is finite.
+_FAR = 1e10
 
 
 class Delta(D.Distribution):
@@ -227,8 +230,17 @@ class TruncatedNormal(D.Distribution):
     def _standard(self, x: torch.Tensor) -> torch.Tensor:
         return (x - self.loc) / self.scale
 
+    def _bound(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a bound, standardised; for infinity a number that is as good.
+
+        Infinity has no gradient: 0 times it is NaN.
+        """
+        finite = x.isfinite()
+        z = self._standard(torch.where(finite, x, self.loc))
+        return torch.where(finite, z, x.sign() * _FAR)
+
     def _log_mass(self) -> torch.Tensor:
-        return _log_between(self._standard(self.a), self._standard(self.b))
+        return _log_between(self._bound(self.a), self._bound(self.b))
 
     def draw(
         self, key: torch.Tensor, sample_shape: torch.Size = _NO_SHAPE
@@ -236,8 +248,8 @@ class TruncatedNormal(D.Distribution):
         """Return draws, differentiable in all parameters."""
         noise = random.truncated_normal(
             key,
-            self._standard(self.a),
-            self._standard(self.b),
+            self._bound(self.a),
+            self._bound(self.b),
             sample_shape + self.batch_shape,
             self.loc.dtype,
             device=self.loc.device,
@@ -253,8 +265,8 @@ class TruncatedNormal(D.Distribution):
 
     def cdf(self, value: torch.Tensor) -> torch.Tensor:
         """Return the probability of a smaller value."""
-        low, z = self._standard(self.a), self._standard(value)
-        high = self._standard(self.b)
+        low, z = self._bound(self.a), self._standard(value)
+        high = self._bound(self.b)
         z = _between(z, low, high)
         # On either side of the middle, from the bound that is nearer.
         below = torch.exp(_log_between(low, z) - self._log_mass())
@@ -262,12 +274,12 @@ class TruncatedNormal(D.Distribution):
 
     def icdf(self, value: torch.Tensor) -> torch.Tensor:
         """Return the value that has this probability below it."""
-        low, high = self._standard(self.a), self._standard(self.b)
+        low, high = self._bound(self.a), self._bound(self.b)
         flip = low > 0
         low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
         u = torch.where(flip, 1 - value, value).double()
         # Far below zero `torch.special.ndtr` gives 0.
-        start, end = [torch.erfc(x.double() * -(0.5**0.5)) / 2 for x in (low, high)]
+        start, end = [torch.erfc(x.double() * -_ROOT_HALF) / 2 for x in (low, high)]
         z = torch.special.ndtri(start + u * (end - start)).to(self.loc.dtype)
         z = torch.where(flip, -z, z)
         return _between(self.loc + z * self.scale, self.a, self.b)
@@ -277,8 +289,8 @@ class TruncatedNormal(D.Distribution):
 
         In double precision: far from the location they are small differences.
         """
-        low = self._standard(self.a).double()
-        high = self._standard(self.b).double()
+        low = self._bound(self.a).double()
+        high = self._bound(self.b).double()
         mass = _log_between(low, high)
         left, right = [torch.exp(_log_density(x) - mass) for x in (low, high)]
         first = left - right
@@ -320,8 +332,8 @@ def _between(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Te
 
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return ``x * y``, 0 where x is infinite: there the density y is 0."""
-    return torch.where(x.isinf(), torch.zeros_like(y), x * y)
+    """Return ``x * y``, 0 where x stands for infinity: there the density y is 0."""
+    return torch.where(x.abs() == _FAR, torch.zeros_like(y), x * y)
 
 
 def _log_density(z: torch.Tensor) -> torch.Tensor:
@@ -333,9 +345,18 @@ def _log_between(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     # Above zero both tails are near one: there the same is done below zero.
     flip = low > 0
     low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
-    above = torch.special.log_ndtr(high)
-    gap = torch.special.log_ndtr(low) - above
-    return above + torch.log(-torch.expm1(gap))
+    above = _log_below(high)
+    return above + torch.log(-torch.expm1(_log_below(low) - above))
+
+
+def _log_below(z: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability that a standard normal number is less.
+
+    `torch.special.log_ndtr` has no batching rule.
+    """
+    left, right = z.clamp(max=0), z.clamp(min=0)
+    tail = torch.log(torch.special.erfcx(left * -_ROOT_HALF) / 2) - left.square() / 2
+    return torch.where(z < 0, tail, torch.log1p(torch.erfc(right * _ROOT_HALF) / -2))
 
 
 class TanhNormal(D.TransformedDistribution):

@@ -55,7 +55,8 @@ class Recipe(NamedTuple):
 def recipe_of(cls: Any) -> Recipe:
     """Return what `build` needs to know of a class of distributions."""
     known = is_known(cls)
-    declared: Any = cls.arg_constraints if known else None
+    # Nothing can be checked in compiled code.
+    declared: Any = cls.arg_constraints if known and not is_tracing() else None
     if not isinstance(declared, dict):
         return Recipe(cls, known, ())
     pairs = [
