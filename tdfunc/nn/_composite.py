@@ -85,7 +85,7 @@ class CompositeDistribution(D.Distribution):
         torch.Size([3])
     """
 
-    arg_constraints = {}  # noqa: RUF012 - torch's form
+    arg_constraints: Any = {}  # noqa: RUF012 - torch's form
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class CompositeDistribution(D.Distribution):
         return f"CompositeDistribution({{{parts}}})"
 
     @property
-    def has_rsample(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def has_rsample(self) -> bool:
         """Whether draws of all parts are differentiable."""
         return all([has_rsample(dist) for dist in self.dists.values()])
 
@@ -369,7 +369,7 @@ class CompositeDistribution(D.Distribution):
         self, value: Node, *, aggregate: bool | None = None, include_sum: bool = False
     ) -> Any: ...
 
-    def log_prob(
+    def log_prob(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, value: Node, *, aggregate: bool | None = None, include_sum: bool = False
     ) -> Any:
         """Return the log-probability of a tree.

@@ -58,7 +58,7 @@ class Delta(D.Distribution):
         (torch.Size([1]), tensor([-inf]))
     """
 
-    arg_constraints = {}  # noqa: RUF012 - torch's form
+    arg_constraints: Any = {}  # noqa: RUF012 - torch's form
     has_rsample = True
 
     def __init__(
@@ -181,7 +181,7 @@ class TruncatedNormal(D.Distribution):
         (True, tensor(-inf))
     """
 
-    arg_constraints = {  # noqa: RUF012 - torch's form
+    arg_constraints: Any = {  # noqa: RUF012 - torch's form
         "loc": constraints.real,
         "scale": constraints.positive,
         "a": constraints.real,
@@ -215,7 +215,7 @@ class TruncatedNormal(D.Distribution):
         super().__init__(self.loc.shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The closed interval."""
         return constraints.interval(self.a, self.b)
 
@@ -383,7 +383,7 @@ class TanhNormal(D.TransformedDistribution):
         tensor([1., 1.])
     """
 
-    arg_constraints = {  # noqa: RUF012 - torch's form
+    arg_constraints: Any = {  # noqa: RUF012 - torch's form
         "loc": constraints.real,
         "scale": constraints.positive,
     }

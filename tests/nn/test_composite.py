@@ -66,7 +66,7 @@ class TestParts:
         assert dist[DISC] is dist.dists[DISC]
         assert not dist.has_rsample
         assert "Categorical" in repr(dist)
-        with pytest.raises(MissingKeyError, match="no such part.*'cont'"):
+        with pytest.raises(MissingKeyError, match=r"no such part.*'cont'"):
             dist["con"]
 
     def test_draws_have_streams_of_their_own(self) -> None:

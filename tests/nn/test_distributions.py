@@ -125,7 +125,7 @@ class TestTruncatedNormal:
     def test_gradient_is_the_finite_difference(self) -> None:
         parts = [torch.tensor(v).double() for v in (0.3, 0.7, -1.0, 2.0)]
 
-        def path(*own: torch.Tensor) -> torch.Tensor:
+        def path(*own: Any) -> torch.Tensor:
             return draw(TruncatedNormal(*own), KEY, 5).sum()
 
         grads = torch.func.grad(path, (0, 1, 2, 3))(*parts)
@@ -248,7 +248,7 @@ class TestMaskedCategorical:
             MaskedCategorical(zeros, probs=zeros, mask=self.MASK)
         with pytest.raises(OptionError, match="which choices are allowed"):
             MaskedCategorical(zeros, mask=zeros)
-        with pytest.raises(OptionError, match="allows no choice.*got 2 rows"):
+        with pytest.raises(OptionError, match=r"allows no choice.*got 2 rows"):
             MaskedCategorical(zeros, mask=self.MASK & False)
 
 
