@@ -496,6 +496,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     __slots__ = ("_composite", "_draws_last")
 
+    # Those of its members: `forward` here takes whatever they take.
+    _options: Any = TensorDictSequential._options
+
     def __init__(
         self, *modules: Any, return_composite: bool | None = None, **kwargs: Any
     ) -> None:
