@@ -160,9 +160,11 @@ def test_module_is_the_distribution(
 
     assert_equal(out["p"], td["p"])
     assert_equal(out, module(None, td, key=key, interaction_type=InteractionType(how)))
-    torch.testing.assert_close(
-        module.log_prob(None, out), out["x_log_prob"], rtol=1e-4, atol=1e-4
-    )
+    # A mean of counts is no count: it can be written, and not be scored.
+    if cls(**params).support.check(out["x"]).all():
+        torch.testing.assert_close(
+            module.log_prob(None, out), out["x_log_prob"], rtol=1e-4, atol=1e-4
+        )
 
 
 @given(st.lists(reals, min_size=2, max_size=6), keys, st.data())

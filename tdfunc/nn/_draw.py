@@ -33,6 +33,7 @@ __all__ = [
     "draw",
     "draw_and_log_prob",
     "has_rsample",
+    "normal_jointly",
     "transformed_jointly",
 ]
 
@@ -121,7 +122,7 @@ def draw_and_log_prob(
     """
     kind = type(dist)
     if kind is D.Normal:
-        return _normal_jointly(dist, key, sample_shape)
+        return normal_jointly(dist.loc, dist.scale, key, sample_shape)
     own = getattr(dist, "draw_and_log_prob", None)
     if own is not None:
         return own(key, sample_shape)
@@ -144,20 +145,29 @@ def has_rsample(dist: Any) -> bool:
     return bool(dist.has_rsample)
 
 
-def _normal_jointly(
-    dist: Any, key: torch.Tensor, sample_shape: torch.Size
+def normal_jointly(
+    loc: torch.Tensor, scale: torch.Tensor, key: torch.Tensor, sample_shape: torch.Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = dist.scale
-    eps = _normal(lone_key(key, "draw"), sample_shape + dist.batch_shape, scale)
+    """Return normal draws and their log-probability, from location and scale.
+
+    Args:
+        loc: [*batch].
+        scale: [*batch], of the same dtype.
+        key: [2].
+        sample_shape: dims in front.
+    """
+    eps = _normal(lone_key(key, "draw"), sample_shape + loc.shape, loc)
     spread = torch.addcmul(scale.log(), eps, eps, value=0.5)
-    return torch.addcmul(dist.loc, scale, eps), _LOG_NORMALISER - spread
+    constant = _LOG_NORMALISER.get(loc.dtype, _DOUBLE)
+    return torch.addcmul(loc, scale, eps), constant - spread
 
 
-# A tensor without dims, which torch computes with faster than with numbers, and which
-# takes on the dtype of the other.
-_LOG_NORMALISER: Final = torch.tensor(
+# Tensors without dims: torch computes with them faster than with numbers, and they take
+# on the dtype of the other operand.
+_DOUBLE: Final = torch.tensor(
     -0.5 * math.log(2 * math.pi), dtype=torch.float64, device="cpu"
 )
+_LOG_NORMALISER: Final = {torch.float32: _DOUBLE.float()}
 
 
 def transformed_jointly(

@@ -28,7 +28,7 @@ from tdfunc._ops.entries import graft
 from tdfunc.errors import OperandError, OptionError, StructureError
 from tdfunc.nn._composite import CompositeDistribution
 from tdfunc.nn._distributions import Delta
-from tdfunc.nn._draw import draw_and_log_prob
+from tdfunc.nn._draw import draw_and_log_prob, normal_jointly
 from tdfunc.nn._interaction import (
     InteractionType,
     as_interaction,
@@ -39,6 +39,7 @@ from tdfunc.nn._module import TensorDictModuleBase
 from tdfunc.nn._sequential import TensorDictSequential
 from tdfunc.nn._values import (
     build,
+    check_parameters,
     check_value,
     needed_key,
     recipe_of,
@@ -118,6 +119,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     __slots__ = (
         "_aggregates",
         "_args",
+        "_bare",
         "_cls",
         "_default",
         "_draws",
@@ -170,6 +172,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         self._aggregates = aggregate_log_prob
         self._returns_log_prob = return_log_prob
         self._log_keys = self._log_prob_paths(log_prob_key, log_prob_keys)
+        # What needs no more than a location and a scale, and writes both results.
+        self._bare = (
+            distribution_class is D.Normal
+            and return_log_prob
+            and not event_dims
+            and not self._kwargs
+            and self._args.keys() == {"loc", "scale"}
+        )
         self._draws = n_empirical_estimate
         self._num_samples = (
             None if num_samples is None else as_size(num_samples, "num_samples")
@@ -382,6 +392,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         if num_samples is not None:
             lead = as_size(num_samples, "num_samples")
         shape = torch.Size() if lead is None else lead
+        if self._bare and how is InteractionType.RANDOM and key is not None:
+            done = self._normal(td, key, shape)
+            if done is not None:
+                return self._written(_expanded(td, lead) if lead else td, *done)
         dist = self.dist(params, td)
         logs: Any = None
         composite = isinstance(dist, CompositeDistribution)
@@ -403,6 +417,24 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             td = td.update(value)  # pyright: ignore[reportAttributeAccessIssue]
             return td if logs is None else self._scored(td, dist, logs, shape)
         return self._written(td, value, logs)
+
+    def _normal(
+        self, td: Node, key: torch.Tensor, shape: torch.Size
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return a normal draw and its log-probability, without torch's object.
+
+        That costs a fifth of all. None if the parameters have to be broadcast.
+        """
+        entries = {arg: td[path] for arg, path in self._args.items()}
+        loc, scale = entries["loc"], entries["scale"]
+        if not (
+            type(loc) is type(scale) is torch.Tensor
+            and loc.shape == scale.shape
+            and loc.dtype == scale.dtype
+        ):
+            return None
+        check_parameters(self._recipe, entries, self._args)
+        return normal_jointly(loc, scale, key, shape)
 
     def _scored(
         self, td: Any, dist: CompositeDistribution, logs: Any, lead: torch.Size

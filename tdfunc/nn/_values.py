@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Recipe",
     "build",
+    "check_parameters",
     "check_value",
     "is_known",
     "needed_key",
@@ -103,12 +104,23 @@ def build(
             got=", ".join(params),
             fix="in_keys={'loc': key, ...} names the argument of each entry",
         ) from error
+    check_parameters(recipe, params, paths)
+    return dist
+
+
+def check_parameters(
+    recipe: Recipe, params: dict[str, Any], paths: Mapping[str, Path]
+) -> None:
+    """Check the parameters of a distribution, where they can be read.
+
+    Raises:
+        OperandError: one has values that the class does not take.
+    """
     if recipe.checks and not is_tracing():
         for name, constraint in recipe.checks:
             value = params.get(name)
             if isinstance(value, torch.Tensor) and has_values(value):
-                _check(constraint, value, name, cls.__name__, paths.get(name))
-    return dist
+                _check(constraint, value, name, recipe.cls.__name__, paths.get(name))
 
 
 def is_known(cls: Any) -> bool:

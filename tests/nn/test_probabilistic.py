@@ -300,6 +300,21 @@ class TestModule:
         assert module(None, td, num_samples=[2, 5])["x"].shape == (2, 5, 3, 2)
         assert module.num_samples == (4,)
 
+    @pytest.mark.parametrize(
+        "scale", [torch.full((3, 1), 2.0), torch.full((3, 2), 2.0)]
+    )
+    def test_parameters_are_broadcast(self, scale: torch.Tensor) -> None:
+        td = tree().set("scale", scale)
+        for wide in (False, True):
+            own = td.to(torch.float64).set("scale", scale) if wide else td
+            out = normal(return_log_prob=True)(
+                None, own, key=KEY, interaction_type="random"
+            )
+            dist = D.Normal(own["loc"], own["scale"])
+
+            close(out["x"], draw(dist, KEY))
+            close(out["x_log_prob"], dist.log_prob(out["x"]))
+
     def test_gradient_goes_through_the_draw(self) -> None:
         def loss(td: TensorDict) -> torch.Tensor:
             return normal()(None, td, key=KEY, interaction_type="random")["x"].sum()
