@@ -86,6 +86,7 @@ __all__ = [
     "foreach_zero",
     "fused_adam",
     "fused_adamw",
+    "gamma_grad",
     "has_global_module_hooks",
     "inside_transform",
     "is_batched_at",
@@ -229,6 +230,8 @@ fused_adamw: Any = getattr(torch, "_fused_adamw_", None)
 _nn: Any = getattr(torch._C, "_nn", None)
 as_one_vector: Any = getattr(_nn, "flatten_dense_tensors", None)
 vector_as: Any = getattr(_nn, "unflatten_dense_tensors", None)
+# How a gamma variate moves with its concentration, by implicit differentiation.
+gamma_grad: Any = getattr(torch, "_standard_gamma_grad", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
