@@ -21,7 +21,7 @@ from torch.utils import _pytree as torch_pytree
 
 import tdfunc
 from property_tests import model as m
-from tdfunc import TensorDict, random
+from tdfunc import TensorDict, nn, random
 from tdfunc._ops import (
     arrays,
     autograd,
@@ -82,6 +82,12 @@ def key_for(draw: Draw) -> torch.Tensor:
 def path_in(draw: Draw, td: TensorDict) -> Any:
     assume(td.keys())
     return draw(st.sampled_from(td.keys(True)))
+
+
+def leaf_in(draw: Draw, td: TensorDict) -> Any:
+    leaves = td.keys(True, True)
+    assume(leaves)
+    return draw(st.sampled_from(leaves))
 
 
 def entries_for(draw: Draw, td: TensorDict) -> dict[str, Any]:
@@ -610,6 +616,11 @@ OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "random.choice": lambda draw, td: (random.choice, key_for(draw), td, [2]),
     **{name: step_of(make) for name, make in OPTIMIZERS.items()},
     "apply_updates": lambda _, td: (tdfunc.optim.apply_updates, td, td),
+    "nn.ProbabilisticTensorDictModule": lambda draw, td: (
+        nn.ProbabilisticTensorDictModule({"param": leaf_in(draw, td)}, ["drawn"]),
+        None,
+        td,
+    ),
     "read": lambda draw, td: (operator.getitem, td, path_in(draw, td)),
     "get": lambda draw, td: (TensorDict.get, td, draw(keys())),
     "contains": lambda draw, td: (operator.contains, td, draw(keys())),

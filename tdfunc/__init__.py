@@ -8,6 +8,7 @@ functions with the right batch size.
 from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
+from tdfunc import nn as nn
 from tdfunc import objectives as objectives
 from tdfunc import optim as optim
 from tdfunc import random as random
@@ -316,6 +317,7 @@ __version__ = "0.1.0"
 __all__ = [
     "errors",
     "func",
+    "nn",
     "objectives",
     "optim",
     "typing",

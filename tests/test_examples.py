@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tdfunc import TensorDict
+from tdfunc import TensorDict, random
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,7 @@ for needed in ("matplotlib", "sklearn", "tqdm"):
 
 # After the check: the imports of an example come with the extra
 from examples import (  # noqa: E402
+    bayesian_ensemble,
     hyper_gradient,
     maml_sinusoid,
     per_sample_grads,
@@ -248,3 +249,44 @@ class TestHyperGradient:
         grads = torch.func.grad(hyper_gradient.outer_loss)(rates, rows)
 
         assert all(grads[name] < 0 for name in hyper_gradient.SCALES)
+
+
+class TestBayesianEnsemble:
+    def test_defaults_reach_the_goals_and_plot(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "bands.png"
+        before = torch.get_rng_state()
+
+        status = bayesian_ensemble.main(["--plot", str(path)])
+
+        said = capsys.readouterr().out
+        (coverage,) = re.findall(r"bands hold (0\.\d{3}) of", said)
+        (ratio,) = re.findall(r"is (\d+\.\d) times", said)
+        assert 0 == status
+        assert 0.88 <= float(coverage) <= 1
+        assert float(ratio) >= 4
+        assert said.endswith("reaches the goals\n")
+        assert b"\x89PNG\r\n\x1a\n" == path.read_bytes()[:8]
+        assert torch.equal(before, torch.get_rng_state())
+
+    def test_too_few_steps_fail_and_a_seed_decides_everything(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        short = ["--members", "3", "--steps", "2"]
+
+        assert 1 == bayesian_ensemble.main(short)
+        once = capsys.readouterr().out
+        assert 1 == bayesian_ensemble.main(short)
+        assert once == capsys.readouterr().out
+        assert "misses the goals" in once
+
+    def test_the_prior_is_not_trained(self) -> None:
+        ensemble = bayesian_ensemble.build(2)
+        key = random.key(0)
+        rows = bayesian_ensemble.draw_rows(key, 20)
+        params = bayesian_ensemble.train(ensemble, rows, key, 3)
+        begun = ensemble.init(random.split(key)[0])
+
+        assert params["prior"].equal(begun["prior"])
+        assert not params["net"].equal(begun["net"])

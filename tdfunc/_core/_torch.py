@@ -86,6 +86,8 @@ __all__ = [
     "foreach_zero",
     "fused_adam",
     "fused_adamw",
+    "gamma_grad",
+    "has_global_module_hooks",
     "inside_transform",
     "is_batched_at",
     "is_compiling",
@@ -126,6 +128,7 @@ _mapped_dim: Any = getattr(_functorch, "maybe_get_bdim", None)
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _function_modes: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_global_hooks: Any = getattr(torch.nn.modules.module, "_has_any_global_hook", None)
 
 # The levels of torch.func's transforms; without them its public functions do.
 add_batch_dim: Any = getattr(_functorch, "_add_batch_dim", None)
@@ -227,6 +230,8 @@ fused_adamw: Any = getattr(torch, "_fused_adamw_", None)
 _nn: Any = getattr(torch._C, "_nn", None)
 as_one_vector: Any = getattr(_nn, "flatten_dense_tensors", None)
 vector_as: Any = getattr(_nn, "unflatten_dense_tensors", None)
+# How a gamma variate moves with its concentration, by implicit differentiation.
+gamma_grad: Any = getattr(torch, "_standard_gamma_grad", None)
 
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -464,6 +469,11 @@ def traced_inline(target: _TargetT) -> _TargetT:
         _frames.set_code_exec_strategy(code, strategy)
         codes += [part for part in code.co_consts if isinstance(part, CodeType)]
     return target
+
+
+def has_global_module_hooks() -> bool:
+    """Return whether hooks are registered that run in the call of every module."""
+    return _global_hooks is None or bool(_global_hooks())
 
 
 def parametrize_caches() -> bool:

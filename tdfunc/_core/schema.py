@@ -383,7 +383,7 @@ class Schema:
         """
         known = self._memo.get("path_ids")
         if known is None:
-            known = tuple([_path_id(path) for path in self.paths()])
+            known = tuple([path_id(path) for path in self.paths()])
             self._remember("path_ids", known)
         return known
 
@@ -782,6 +782,38 @@ class Schema:
             surplus = own
         new = cast("Schema", kid)
         return self._remember(token, Spliced(new, lo, hi, slo, shi))
+
+    def written(
+        self, paths: tuple[Path, ...], ranks: tuple[int, ...], cls: type[Any]
+    ) -> Narrowed | None:
+        """Return the schema with tensors put at `paths`, one after the other.
+
+        The slots of the result that are not negative are those of old leaves; ``~i``
+        stands for the i-th tensor. None where a node has rules of its own: a record, a
+        lazy stack, one with more batch dims; or where a path goes through a leaf.
+
+        Args:
+            paths: where the tensors go.
+            ranks: for each its dims behind the batch dims of this node.
+            cls: the class of new nodes.
+        """
+        token = ("written", paths, ranks, cls)
+        known = self._memo.get(token)
+        if known is not None:
+            return known
+        if self.records or self.lazy:
+            return None
+        schema = self
+        slots, sslots = list(range(self.n)), list(range(self.m))
+        for i, (path, rank) in enumerate(zip(paths, ranks, strict=True)):
+            if schema.blocked(path) is not None or schema.sized(schema.home(path))[2]:
+                return None
+            where = schema.grafted(path, rank, 0, cls)
+            slots[where.lo : where.hi] = [~i]
+            sslots[where.slo : where.shi] = []
+            schema = where.schema
+        done = Narrowed(schema, tuple(slots), tuple(sslots))
+        return self._remember(token, done)
 
     def narrowed_before(self, keys: tuple[Any, ...], *, keep: bool) -> Narrowed | None:
         """Return what `narrowed` gave when it was last asked for these `keys`."""
@@ -1335,7 +1367,7 @@ def schema_from_entries(
     return close()
 
 
-def _path_id(path: Path) -> int:
+def path_id(path: Path) -> int:
     """Return 64 bits of a hash of a path, the same in every process."""
     digest = blake2b(digest_size=8)
     for key in path:
@@ -1540,5 +1572,6 @@ register_trace_constant(
         "uncoded",
         "with_ranks",
         "without",
+        "written",
     ),
 )

@@ -21,7 +21,9 @@ from torch.utils import _pytree as torch_pytree
 
 import tdfunc
 from tdfunc import TensorClass, TensorDict, random
+from tdfunc.nn import ProbabilisticTensorDictModule
 from tests.bench.algebra import ROWS
+from tests.bench.modules import MODULES
 from tests.bench.row import Case, Sides, on
 
 if TYPE_CHECKING:
@@ -691,6 +693,38 @@ def compiler_installed() -> bool:
     return any([shutil.which(name) for name in ("g++", "clang++", "c++")])
 
 
+# Modules. What is drawn differs here too.
+
+
+def probabilistic(d: Data) -> Sides:
+    loc, scale, key = torch.zeros(3, 4), torch.ones(3, 4), random.key(0)
+    entries = {"loc": loc, "scale": scale}
+    options: dict[str, Any] = {
+        "in_keys": ["loc", "scale"],
+        "out_keys": ["x"],
+        "distribution_class": torch.distributions.Normal,
+        "return_log_prob": True,
+        "default_interaction_type": "random",
+    }
+    module = ProbabilisticTensorDictModule(**options)
+    td = TensorDict(entries, batch_size=3)
+
+    def floor() -> torch.Size:
+        dist = torch.distributions.Normal(loc, scale)
+        value = dist.rsample()
+        return dist.log_prob(value).shape
+
+    def ours() -> torch.Size:
+        return module(None, td, key=key)["x_log_prob"].shape
+
+    peer = None
+    if d.peer is not None:
+        theirs = import_module("tensordict.nn").ProbabilisticTensorDictModule(**options)
+        tree = import_module("tensordict").TensorDict(entries, batch_size=[3])
+        peer = lambda: theirs(tree)["x_log_prob"].shape  # noqa: E731 - beside the two others
+    return Sides(floor, ours, peer)
+
+
 EVERY = ("flat4", "flat32", "nest100")
 FLAT = ("flat4", "flat32")
 RECORD = ("flat4",)
@@ -776,4 +810,6 @@ CASES: tuple[Case, ...] = (
         10,
     ),
     *on(FLAT, "random.normal_like", drawn_tree),
+    *MODULES,
+    *on(ONE, "probabilistic sample + log_prob", probabilistic, 0.9),
 )

@@ -1,0 +1,420 @@
+"""Randomness of modules from a key: in their calls, and of their initial values.
+
+Both work by a function mode: what torch code draws while it runs is drawn from the key
+instead. The generator of torch is neither read nor changed: threads do not meet.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tdfunc._core.schema import path_id
+from tdfunc.errors import OperandError, OptionError
+from tdfunc.random import bernoulli, fold_in, normal, uniform
+from tdfunc.random._generators import twister
+from tdfunc.random._keys import lone_key
+from tdfunc.random._samples import has_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Keyed", "draws_numbers", "has_reset", "reset_copy", "stochastic_parts"]
+
+# Of alpha dropout: minus the product of scale and alpha of SELU, as torch has it.
+_ALPHA = -1.7580993408473766
+
+_RANDOM_LAYERS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.RReLU,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
+
+
+def stochastic_parts(module: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
+    """Return the layers of a module that may draw random numbers, with their names."""
+    return tuple(
+        (name, part)
+        for name, part in module.named_modules()
+        if isinstance(part, _RANDOM_LAYERS)
+    )
+
+
+def draws_numbers(part: nn.Module) -> bool:
+    """Return whether a layer draws random numbers when it is called now."""
+    if isinstance(part, (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)):
+        return True
+    if not part.training:
+        return False
+    if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
+        return part.dropout > 0
+    return isinstance(part, nn.RReLU) or getattr(part, "p", 1.0) > 0
+
+
+class Keyed(TorchFunctionMode):
+    """Draw from a key what torch code draws inside the block.
+
+    The i-th draw has the key ``fold_in(key, i)``.
+
+    Raises:
+        OptionError: the code draws something that can not come from a key.
+    """
+
+    def __init__(self, key: torch.Tensor) -> None:
+        super().__init__()
+        self.key = lone_key(key, "a module")
+        self.drawn = 0
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        draw = _DRAWS.get(func)
+        if draw is not None and options.get("generator") is None:
+            self.drawn += 1
+            return draw(fold_in(self.key, self.drawn), *args, **options)
+        if func in _REFUSED and options.get("generator") is None:
+            raise _refused(func.__name__)
+        if func in _ATTENTION and _attention_dropout(func, args, options):
+            raise _refused(f"{func.__name__} with dropout")
+        return func(*args, **options)
+
+
+def _refused(name: str) -> OptionError:
+    return OptionError(
+        f"torch's {name} can not draw from a key",
+        fix="draw with tdfunc.random in a function of (params, tensors), or call "
+        "net.eval() before",
+    )
+
+
+def _dropped(key: torch.Tensor, x: torch.Tensor, p: float, shape: Any) -> torch.Tensor:
+    return bernoulli(key, 1.0 - p, shape).to(x.device)
+
+
+def _dropout(
+    key: torch.Tensor,
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    inplace: bool = False,  # noqa: FBT001, FBT002
+) -> torch.Tensor:
+    return _scaled(key, input, p, training, inplace, input.shape)
+
+
+def _scaled(
+    key: torch.Tensor,
+    x: torch.Tensor,
+    p: float,
+    training: bool,  # noqa: FBT001
+    inplace: bool,  # noqa: FBT001
+    shape: Any,
+) -> torch.Tensor:
+    _check_rate(p)
+    if not training or p == 0.0:
+        return x
+    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    out = x * _dropped(key, x, p, shape).to(x.dtype) * scale
+    return x.copy_(out) if inplace else out
+
+
+def _check_rate(p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise OptionError(
+            "this is no probability", expected="0 <= p <= 1", got=f"p={p}"
+        )
+
+
+def _channels(x: torch.Tensor, unbatched: int) -> tuple[int, ...]:
+    """Return the shape of one value for every channel of every sample."""
+    kept = 1 if x.dim() == unbatched else 2
+    return (*x.shape[:kept], *(1,) * (x.dim() - kept))
+
+
+def _feature_dropout(unbatched: int) -> Callable[..., torch.Tensor]:
+    def dropout(
+        key: torch.Tensor,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        inplace: bool = False,  # noqa: FBT001, FBT002
+    ) -> torch.Tensor:
+        return _scaled(key, input, p, training, inplace, _channels(input, unbatched))
+
+    return dropout
+
+
+def _alpha_dropout(
+    key: torch.Tensor,
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    inplace: bool = False,  # noqa: FBT001, FBT002
+) -> torch.Tensor:
+    return _alpha(key, input, p, training, inplace, input.shape)
+
+
+def _feature_alpha_dropout(
+    key: torch.Tensor,
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    inplace: bool = False,  # noqa: FBT001, FBT002
+) -> torch.Tensor:
+    return _alpha(key, input, p, training, inplace, _channels(input, 0))
+
+
+def _alpha(
+    key: torch.Tensor,
+    x: torch.Tensor,
+    p: float,
+    training: bool,  # noqa: FBT001
+    inplace: bool,  # noqa: FBT001
+    shape: Any,
+) -> torch.Tensor:
+    """Dropout that keeps mean 0 and variance 1: dropped values become `_ALPHA`."""
+    _check_rate(p)
+    if not training or p == 0.0:
+        return x
+    if p == 1.0:
+        out = x * 0
+    else:
+        kept = _dropped(key, x, p, shape).to(x.dtype)
+        scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
+        out = (x * kept + _ALPHA * (1 - kept)) * scale - scale * _ALPHA * p
+    return x.copy_(out) if inplace else out
+
+
+def _rrelu(
+    key: torch.Tensor,
+    input: torch.Tensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    inplace: bool = False,  # noqa: FBT001, FBT002
+) -> torch.Tensor:
+    slope: Any = (lower + upper) / 2
+    if training:
+        drawn = uniform(key, input.shape, torch.float32, lower, upper)
+        slope = drawn.to(input.device, input.dtype)
+    out = torch.where(input >= 0, input, input * slope)
+    return input.copy_(out) if inplace else out
+
+
+def _shaped(
+    draw: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """Return the keyed form of `torch.rand` or `torch.randn`."""
+
+    def drawn(
+        key: torch.Tensor,
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        generator: None = None,  # noqa: ARG001 - torch's signature
+    ) -> torch.Tensor:
+        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        out = draw(key, tuple(shape), dtype or torch.get_default_dtype())
+        out = out if device is None else out.to(device)
+        return out.requires_grad_() if requires_grad else out
+
+    return drawn
+
+
+def _shaped_like(
+    draw: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """Return the keyed form of `torch.rand_like` or `torch.randn_like`."""
+
+    def drawn(
+        key: torch.Tensor,
+        input: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        requires_grad: bool = False,
+    ) -> torch.Tensor:
+        out = draw(key, input.shape, dtype or input.dtype)
+        out = out.to(input.device if device is None else device)
+        return out.requires_grad_() if requires_grad else out
+
+    return drawn
+
+
+def _bernoulli(
+    key: torch.Tensor,
+    input: torch.Tensor,
+    p: float | None = None,
+    *,
+    generator: None = None,  # noqa: ARG001 - torch's signature
+) -> torch.Tensor:
+    rate = input if p is None else p
+    return bernoulli(key, rate, input.shape).to(input.device, input.dtype)
+
+
+_DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
+    F.dropout: _dropout,
+    torch.dropout: _dropout,
+    F.dropout1d: _feature_dropout(2),
+    F.dropout2d: _feature_dropout(0),
+    F.dropout3d: _feature_dropout(4),
+    F.alpha_dropout: _alpha_dropout,
+    F.feature_alpha_dropout: _feature_alpha_dropout,
+    F.rrelu: _rrelu,
+    torch.rand: _shaped(uniform),
+    torch.randn: _shaped(normal),
+    torch.rand_like: _shaped_like(uniform),
+    torch.randn_like: _shaped_like(normal),
+    torch.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli: _bernoulli,
+}
+
+_IN_PLACE = tuple(
+    getattr(torch.Tensor, f"{name}_")
+    for name in (
+        *("uniform", "normal", "bernoulli", "exponential", "random"),
+        *("geometric", "cauchy", "log_normal"),
+    )
+)
+
+_REFUSED = frozenset(
+    {
+        *_IN_PLACE,
+        *(torch.normal, torch.multinomial, torch.Tensor.multinomial, torch.poisson),
+        *(torch.randint, torch.randint_like, torch.randperm),
+        *(F.gumbel_softmax, F.fractional_max_pool2d, F.fractional_max_pool3d),
+        *(F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices),
+        *(torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+        torch.rrelu,
+    }
+)
+
+_ATTENTION = frozenset(
+    {F.multi_head_attention_forward, F.scaled_dot_product_attention}
+    | {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+)
+
+
+def _attention_dropout(
+    func: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> bool:
+    """Return whether a call of an attention or recurrent function drops something."""
+    if func is F.multi_head_attention_forward:
+        rate = options.get("dropout_p", args[10] if len(args) > 10 else 0.0)  # noqa: PLR2004
+        return rate > 0 and options.get("training", True)
+    if func is F.scaled_dot_product_attention:
+        return options.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0  # noqa: PLR2004
+    # (input, hx, weights, bias, layers, dropout, train, ...), or packed with one more.
+    numbers = [x for x in args if isinstance(x, float)]
+    flags = [x for x in args if isinstance(x, bool)]
+    return bool(numbers and numbers[0] > 0 and len(flags) > 1 and flags[1])
+
+
+# Initial values
+
+
+class _Seeded(TorchFunctionMode):
+    """Give a generator to all that fills tensors with random numbers."""
+
+    def __init__(self, key: torch.Tensor) -> None:
+        super().__init__()
+        self.words: list[int] = key.tolist()
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in _FILLS and options.get("generator") is None:
+            first = next(
+                (x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)),
+                None,
+            )
+            device = options.get("device") if first is None else first.device
+            options["generator"] = self._generator(torch.device(device or "cpu"))
+        return func(*args, **options)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        known = self.generators.get(device)
+        if known is None:
+            if device.type == "cpu":
+                known = twister(*self.words)
+            else:
+                known = torch.Generator(device)
+                known.manual_seed(self.words[0] ^ self.words[1])
+            self.generators[device] = known
+        return known
+
+
+_FILLS = frozenset(
+    {
+        *_IN_PLACE,
+        *(torch.normal, torch.rand, torch.randn, torch.randint, torch.randperm),
+        *(torch.bernoulli, torch.multinomial),
+        *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_),
+    }
+)
+
+
+def _reset_of(part: nn.Module) -> Any:
+    """Return the method that gives a layer its initial values, None if it has none."""
+    for name in ("reset_parameters", "_reset_parameters"):
+        method = getattr(part, name, None)
+        if callable(method):
+            return method
+    return None
+
+
+def has_reset(module: nn.Module) -> bool:
+    """Return whether a part of a module can give itself initial values."""
+    return any(_reset_of(part) is not None for part in module.modules())
+
+
+def reset_copy(module: nn.Module, key: torch.Tensor) -> nn.Module:
+    """Return a copy of a module with initial values drawn from a key.
+
+    Raises:
+        OptionError: the values of the key can not be read: it is mapped over, or the
+            code is being compiled.
+        OperandError: no key.
+    """
+    key = lone_key(key, "init")
+    if not has_values(key):
+        raise OptionError(
+            "initial values can not be drawn inside a transform or a compiled function",
+            fix="params = module.init(key) outside; EnsembleModule(module, n).init(key)"
+            " gives n members",
+        )
+    if not isinstance(module, nn.Module):
+        raise OperandError("this is no module", got=type(module).__name__)
+    fresh = copy.deepcopy(module)
+    parts = list(fresh.named_modules())
+    # Parts before the whole, which may have values of its own for what is in them.
+    for name, part in reversed(parts):
+        reset = _reset_of(part)
+        if reset is not None:
+            with torch.no_grad(), _Seeded(fold_in(key, path_id((name,)))):
+                reset()
+    return fresh

@@ -1,0 +1,178 @@
+"""Trees of parameters where classic code wants an `nn.Module`, and the way back."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from tdfunc._core.node import Node, make
+from tdfunc.errors import (
+    InvalidKeyError,
+    MissingKeyError,
+    OperandError,
+    ShapeError,
+    nearest,
+)
+from tdfunc.func._modules import dotted
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from tdfunc._core.schema import Schema
+    from tdfunc._core.statics import Statics
+    from tdfunc.typing import Path
+
+__all__ = ["TensorDictParams", "to_module"]
+
+
+class TensorDictParams(nn.Module):
+    """An `nn.Module` that holds a tree: parameters for optimizers and checkpoints.
+
+    Every tensor of the tree becomes a parameter or a buffer, named by its path joined
+    with dots. What an optimizer writes, `load_state_dict` loads or `to` moves shows in
+    `tree`, which is immutable and made anew each time that it is read.
+
+    Args:
+        tree: the tree; its tensors are copied.
+        no_convert: True registers only what is an `nn.Parameter` already as one;
+            otherwise every tensor of a floating dtype becomes one. All others are
+            buffers.
+
+    Raises:
+        OperandError: `tree` is none.
+        InvalidKeyError: a key has a dot in it.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> from tdfunc.nn import TensorDictParams
+        >>> held = TensorDictParams(TensorDict({"layer": {"w": torch.zeros(2)}}))
+        >>> [name for name, _ in held.named_parameters()]
+        ['layer.w']
+        >>> held.tree["layer", "w"].requires_grad
+        True
+    """
+
+    def __init__(self, tree: Any, *, no_convert: bool = False) -> None:
+        super().__init__()
+        if not isinstance(tree, Node) or not tree._schema.plain:
+            raise OperandError(
+                "a tree of tensors is held",
+                got=type(tree).__name__,
+                fix="TensorDictParams(tdfunc.from_module(net))",
+            )
+        self._size = tree.batch_size
+        self._schema: Schema = tree._schema
+        self._statics: Statics = tree._statics
+        self._dim_names = tree.names
+        for path, leaf in zip(self._schema.paths(), tree._leaves, strict=True):
+            dotted_keys = [key for key in path if "." in key]
+            if dotted_keys:
+                raise InvalidKeyError(
+                    "torch takes no dots in the names of parameters",
+                    path=path,
+                    fix=f"td.rename_key({path!r}, ...)",
+                )
+            data = leaf.detach().clone()
+            is_parameter = isinstance(leaf, nn.Parameter)
+            node = self._node(path[:-1])
+            # Straight into the tables: an attribute may have the name of a key.
+            if is_parameter or (not no_convert and data.is_floating_point()):
+                wants = leaf.requires_grad if is_parameter else True
+                node._parameters[path[-1]] = nn.Parameter(data, requires_grad=wants)
+            else:
+                node._buffers[path[-1]] = data
+
+    def _node(self, path: Path) -> nn.Module:
+        """Return the module that holds what is at `path`, made if there is none."""
+        node: Any = self
+        for key in path:
+            if key not in node._modules:
+                node._modules[key] = nn.Module()
+            node = node._modules[key]
+        return node
+
+    @property
+    def tree(self) -> Any:
+        """The tree of the current values; parameters in it take gradients."""
+        leaves: list[Any] = []
+        for path in self._schema.paths():
+            node, key = self._node(path[:-1]), path[-1]
+            own = node._parameters.get(key)
+            leaves.append(node._buffers[key] if own is None else own)
+        size, names = self._size, self._dim_names
+        return make(self._schema, tuple(leaves), self._statics, size, names)
+
+
+@contextmanager
+def to_module(
+    params: Node | Mapping[str, Any], module: nn.Module
+) -> Generator[nn.Module]:
+    """Put parameters and buffers into a module while a block runs.
+
+    It gets its own back when the block ends, after an error too. What the block writes
+    into buffers is written into the tensors of `params`. Other threads that use the
+    module meanwhile see the exchange: `tdfunc.func.functional_call` is pure.
+
+    Args:
+        params: a tree with parameters and buffers of the module, any part of them.
+        module: the module.
+
+    Raises:
+        MissingKeyError: a path names no parameter or buffer of the module.
+        ShapeError: a tensor has another shape.
+
+    Examples:
+        >>> import torch
+        >>> import tdfunc
+        >>> net = torch.nn.Linear(3, 1)
+        >>> with tdfunc.nn.to_module(tdfunc.from_module(net) * 0, net):
+        ...     net(torch.ones(3)).item()
+        0.0
+    """
+    tensors = dotted(params)
+    places = _places(module)
+    unknown = [name for name in tensors if name not in places]
+    if unknown:
+        raise MissingKeyError(
+            f"{type(module).__name__} has no such parameters or buffers",
+            path=tuple(unknown[0].split(".")),
+            expected=nearest(unknown[0], places),
+            got=", ".join(unknown),
+        )
+    before = {name: holder[key] for name, (holder, key) in places.items()}
+    for name, tensor in tensors.items():
+        if before[name].shape != tensor.shape:
+            raise ShapeError(
+                "a tensor has not the shape of what it stands for",
+                expected=f"{name!r} of shape {list(before[name].shape)}",
+                got=f"{list(tensor.shape)}",
+            )
+    # What is tied to a tensor that is given under another name goes with it.
+    given = {id(before[name]): tensor for name, tensor in tensors.items()}
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, (holder, key) in places.items():
+            new = tensors.get(name, given.get(id(before[name])))
+            if new is not None:
+                changed.append((holder, key, before[name]))
+                holder[key] = new
+        yield module
+    finally:
+        for holder, key, value in changed:
+            holder[key] = value
+
+
+def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where every parameter and buffer is held, by all of its dotted names."""
+    places: dict[str, tuple[dict[str, Any], str]] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table in (part._parameters, part._buffers):
+            holder: dict[str, Any] = table
+            for key, value in holder.items():
+                if value is not None:
+                    places[prefix + key] = (holder, key)
+    return places
