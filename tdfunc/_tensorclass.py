@@ -33,7 +33,7 @@ from tdfunc._core.annotations import Kind, evaluated, names_around, type_argumen
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.field import Options
 from tdfunc._core.node import HOMES, Node, make
-from tdfunc._core.record import Record, field_of, fill, run_hook
+from tdfunc._core.record import Record, field_of, fill, role, run_hook
 from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._ops import restructure
 from tdfunc._pytree import register
@@ -166,7 +166,7 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
         declared |= getattr(base, "__dataclass_fields__", {})
     declared = {k: v for k, v in declared.items() if k not in _ARGUMENTS}
     declared |= holder.__dataclass_fields__
-    fields = {f.name: f for f in declared.values() if _role(f) == "_FIELD"}
+    fields = {f.name: f for f in declared.values() if role(f) == "_FIELD"}
     _check_bases(cls)
     for name in fields:
         if name in holder.__dataclass_fields__:
@@ -174,7 +174,7 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
         else:
             _inherit(cls, name, options)
     hints, pending = _hints(cls, fields, own, pending)
-    cls._record = Record(cls, fields, hints, pending, options, type_arguments(cls))
+    cls._record = Record(cls, declared, hints, pending, options, type_arguments(cls))
     for name, field in holder.__dataclass_fields__.items():
         if name in fields:
             setattr(cls, name, _reader(name))
@@ -194,11 +194,6 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
     setattr(HOMES, cls._home, cls)
     is_local = "<locals>" in cls.__qualname__
     register(cls, None if is_local else f"{cls.__module__}.{cls.__qualname__}")
-
-
-def _role(field: Any) -> str:
-    """Return whether dataclasses take this for a field, a ClassVar or an InitVar."""
-    return field._field_type.name
 
 
 def _check_name(cls: type[Any], name: str, options: Options) -> None:
@@ -373,7 +368,7 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     any code of ours could.
     """
     record = cls._record
-    taken = [f for f in declared.values() if _role(f) != "_FIELD_CLASSVAR"]
+    taken = [f for f in declared.values() if role(f) != "_FIELD_CLASSVAR"]
     known: dict[str, Any] = {
         "_record": record,
         "_fill": fill,
@@ -422,7 +417,7 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
             started = "" if text == name else name
             positional.append(text)
     stored = "".join([f"{name}, " for name in record.order])
-    hooked = "".join([f", {f.name}" for f in taken if _role(f) == "_FIELD_INITVAR"])
+    hooked = "".join([f", {f.name}" for f in taken if role(f) == "_FIELD_INITVAR"])
     hook = f"_hook(self{hooked})" if record.has_hook else "return"
     lines += _quick_lines(cls, record, known, hook)
     lines += [
@@ -557,7 +552,8 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
       ``tdfunc.sum(obj)``. What every tree needs (``batch_size``, ``keys``, ...) can
       not be hidden.
     - ``check_shapes``: check annotations of jaxtyping against the tensors given, batch
-      dims included, a name standing for the same size in all fields.
+      dims included, a name standing for the same size in all fields; as
+      `__post_init__`, when a record is made from fields. Compiled code does not check.
     - ``kw_only``: as of dataclasses.
 
     Raises:
@@ -627,7 +623,7 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
         """Return the record of a mapping; fields that it lacks have their defaults.
 
         A field ``X | None`` without a default is None. Mappings in it become the nodes
-        or records that the annotations name.
+        or records that the annotations name. An `InitVar` is given as an entry too.
 
         Args:
             entries: the fields.
@@ -662,7 +658,7 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
             given = as_names(names, len(size))
             obj = make(schema, obj._leaves, obj._statics, size, given)
         if record.has_hook:
-            run_hook(obj)
+            run_hook(obj, *record.arguments_of(entries))
         return obj
 
     @classmethod

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import typing
 from dataclasses import InitVar
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
+from torch.utils import _pytree as torch_pytree
 
 import tdfunc
 from tdfunc import TensorClass, TensorDict, tensorclass
-from tdfunc.errors import FieldError, InvalidLeafError, OptionError
+from tdfunc.errors import FieldError, InvalidLeafError, OptionError, StructureError
 
 META: Any = type(TensorClass)
+T = TypeVar("T")
 
 
 class Leaf(TensorClass):
@@ -44,6 +47,36 @@ class Base(TensorClass):
 
 class Plain(TensorClass):
     x: torch.Tensor
+
+
+class Scaled(TensorClass):
+    x: torch.Tensor
+    scale: InitVar[float] = 2.0
+
+    def __post_init__(self, scale: float) -> None:
+        if scale != 2:
+            raise ValueError(f"scale {scale}")
+
+
+class Around(TensorClass):
+    inner: Scaled
+
+
+class Strict(TensorClass):
+    x: torch.Tensor
+    limit: InitVar[float]
+
+    def __post_init__(self, limit: float) -> None:
+        if self.x.max() > limit:
+            raise ValueError(f"over {limit}")
+
+
+class Held(TensorClass, Generic[T]):
+    value: T
+
+
+class Numbers(Held[int]):
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,3 +382,121 @@ class TestDecorator:
             TensorClass.from_dict({})
         with pytest.raises(OptionError, match="TensorClass declares no fields"):
             TensorClass()
+
+
+class TestArgumentsOfHooks:
+    def test_defaults_and_entries(self) -> None:
+        x = torch.ones(2)
+
+        ways: tuple[Any, ...] = (
+            Scaled.from_dict,
+            lambda entries: Around.from_dict({"inner": entries}),
+            Around,
+        )
+
+        for make in ways:
+            for entries in ({"x": x}, {"x": x, "scale": 2}):
+                made: Any = make(entries)
+                assert [leaf.tolist() for leaf in made.values(True, True)] == [[1, 1]]
+            with pytest.raises(ValueError, match="scale 3"):
+                make({"x": x, "scale": 3})
+        assert Scaled.from_tensordict(TensorDict({"x": x})).keys() == ("x",)
+        assert Scaled.from_dict({"x": x, "scale": 2}).keys() == ("x",)
+
+    def test_one_without_default_has_to_be_there(self) -> None:
+        with pytest.raises(StructureError, match=r"arguments without.*got no limit"):
+            Strict.from_dict({"x": torch.ones(1)})
+        with pytest.raises(ValueError, match=r"over 0\.5"):
+            Strict.from_dict({"x": torch.ones(1), "limit": 0.5})
+        assert Strict.from_dict({"x": torch.ones(1), "limit": 2.0}).x == 1
+
+
+class TestShapes:
+    @pytest.fixture
+    def shaped(self) -> Any:
+        jaxtyping = pytest.importorskip("jaxtyping")
+        hints = {
+            "x": jaxtyping.Float[torch.Tensor, "b 3"],
+            "y": jaxtyping.Float[torch.Tensor, "b"] | None,
+        }
+        body = {"__annotations__": hints, "y": None}
+        return META("Shaped", (TensorClass,), body, check_shapes=True)
+
+    def test_every_way_from_fields_is_checked(self, shaped: Any) -> None:
+        outer = META("Around", (TensorClass,), {"__annotations__": {"j": shaped}})
+        good, bad = {"x": torch.ones(5, 3)}, {"x": torch.ones(5, 4)}
+        ways: dict[str, Any] = {
+            "constructor": lambda d: shaped(**d),
+            "device": lambda d: shaped(**d, device="cpu"),
+            "from_dict": shaped.from_dict,
+            "inferred": lambda d: shaped.from_dict(d, auto_batch_size=True),
+            "from_tensordict": lambda d: shaped.from_tensordict(TensorDict(d)),
+            "replaced": lambda d: dataclasses.replace(shaped(**good), **d),
+            "nested": outer,
+            "nested from_dict": lambda d: outer.from_dict({"j": d}),
+            "nested tree": lambda d: outer.from_tensordict(TensorDict({"j": d})),
+        }
+
+        for make in ways.values():
+            assert isinstance(make(good), (shaped, outer))
+            with pytest.raises(InvalidLeafError, match=r"'x'.*b 3.*\[5, 4\]"):
+                make(bad)
+
+    def test_the_message_says_what_was_bound_before(self, shaped: Any) -> None:
+        with pytest.raises(
+            InvalidLeafError, match=r"got torch.float32 of shape \[4\], after .* x of "
+        ):
+            shaped(torch.ones(5, 3), torch.ones(4))
+
+    def test_compiled_code_makes_them(self, shaped: Any) -> None:
+        @torch.compile(fullgraph=True, backend="eager")
+        def step(x: torch.Tensor) -> Any:
+            return shaped(x, batch_size=x.shape[:1])
+
+        assert step(torch.ones(5, 3)).batch_size == (5,)
+
+
+class TestDefinedAgain:
+    def test_only_the_new_class_is_written_and_read(self) -> None:
+        def define() -> Any:
+            body = {"__annotations__": {"x": torch.Tensor}, "__qualname__": "Again"}
+            return META("Again", (TensorClass,), body)
+
+        first = define()
+        one = first(torch.ones(1))
+        text = torch_pytree.treespec_dumps(torch_pytree.tree_structure(one))
+        assert torch_pytree.treespec_loads(text).type is first
+
+        second = define()
+        assert torch_pytree.treespec_loads(text).type is second
+        for tree in (one, TensorDict({"n": one})):
+            with pytest.raises(OptionError, match=r"Again was defined again.*older"):
+                torch_pytree.treespec_dumps(torch_pytree.tree_structure(tree))
+        two = torch_pytree.tree_structure(second(torch.ones(1)))
+        assert torch_pytree.treespec_dumps(two) == text
+        assert (one + 1).x == 2
+
+
+def test_an_error_names_what_a_type_variable_stands_for() -> None:
+    with pytest.raises(InvalidLeafError, match=r"annotated int - .*int \| Tensor"):
+        Numbers(torch.ones(1))  # pyright: ignore[reportArgumentType]
+
+
+def test_classes_of_many_fields_are_defined_in_linear_time() -> None:
+    def calls(count: int) -> int:
+        seen = 0
+
+        def profile(*_: Any) -> None:
+            nonlocal seen
+            seen += 1
+
+        hints = {f"f{i}": torch.Tensor for i in range(count)}
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            META("Made", (TensorClass,), {"__annotations__": hints})
+        finally:
+            sys.setprofile(before)
+        return seen
+
+    assert calls(400) < 2.5 * calls(200)
