@@ -477,6 +477,30 @@ class TestDefinedAgain:
         assert (one + 1).x == 2
 
 
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a, b: a + b,
+        lambda a, b: torch.stack([a, b]),
+        lambda a, b: torch.cat([a, b]),
+        lambda a, b: torch.where(torch.ones(5) > 0, a, b),
+        lambda a, b: TensorDict({"n": a}, 5) + TensorDict({"n": b}, 5),
+    ],
+    ids=["add", "stack", "cat", "where", "nested"],
+)
+def test_the_same_entries_in_other_classes(join: Any) -> None:
+    leaf = Leaf(torch.zeros(5, 3), batch_size=5)
+    td = leaf.to_tensordict()
+
+    with pytest.raises(StructureError, match=r"to_tensordict\(\).*from_tensordict"):
+        join(leaf, td)
+    assert join(td, leaf.to_tensordict()).keys()
+    assert join(leaf, Leaf.from_tensordict(td)).keys()
+    with pytest.raises(StructureError) as raised:
+        join(leaf, Scaled(torch.ones(5), batch_size=5))
+    assert "to_tensordict" not in str(raised.value)
+
+
 def test_an_error_names_what_a_type_variable_stands_for() -> None:
     with pytest.raises(InvalidLeafError, match=r"annotated int - .*int \| Tensor"):
         Numbers(torch.ones(1))  # pyright: ignore[reportArgumentType]
