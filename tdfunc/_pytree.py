@@ -15,7 +15,7 @@ import optree
 import optree.registry
 import torch
 
-from tdfunc._core._torch import PLAIN_TYPES, is_tracing, pytree
+from tdfunc._core._torch import PLAIN_TYPES, forget_loaded_specs, is_tracing, pytree
 from tdfunc._core.build import nested
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore, settled_size
@@ -115,9 +115,10 @@ def to_dumpable(context: Context) -> dict[str, Any]:
     A table of rows is the list of its values.
 
     Raises:
-        OptionError: a static is not a JSON value, or a nested node has a class that
-            data can not name.
+        OptionError: a static is not a JSON value, or a node has a class that data can
+            not name: one local to a function, or since defined again.
     """
+    _serialized_name(context.schema.cls)
     paths = context.schema.static_paths()
     tables = frozenset([at for _, at in context.schema.coded()])
     statics: list[Any] = []
@@ -160,6 +161,13 @@ def _serialized_name(cls: Any) -> str:
             f"the class {cls.__qualname__} is local to a function, so data can not "
             "name it",
             fix="define the class at the top level of a module",
+        )
+    if _CLASSES[name] is not cls:
+        raise OptionError(
+            f"the class {cls.__qualname__} was defined again, and data that names it "
+            "means the new one",
+            got=f"a tree of the older {name}",
+            fix=f"{cls.__qualname__}.from_dict(td.to_dict()), of the new class",
         )
     return name
 
@@ -223,6 +231,8 @@ def register(cls: type[Node], serialized_name: str | None) -> None:
     in_optree: Any = optree.register_pytree_node
     dumping: dict[str, Any] = {}
     if serialized_name is not None:
+        if serialized_name in _CLASSES:
+            forget_loaded_specs()
         _NAMES[cls] = serialized_name
         _CLASSES[serialized_name] = cls
         dumping = {

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import sys
 import typing
+from functools import cached_property, partialmethod, singledispatchmethod
 from inspect import getattr_static
 from itertools import count
 from types import FunctionType, UnionType
@@ -32,7 +33,7 @@ from tdfunc._core.annotations import Kind, evaluated, names_around, type_argumen
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.field import Options
 from tdfunc._core.node import HOMES, Node, make
-from tdfunc._core.record import Record, field_of, fill, run_hook
+from tdfunc._core.record import Record, field_of, fill, role, run_hook
 from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._ops import restructure
 from tdfunc._pytree import register
@@ -41,7 +42,7 @@ from tdfunc.errors import OptionError, PureNameError
 
 if TYPE_CHECKING:
     from abc import ABCMeta
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tdfunc.typing import Device, DimNames, Index, Size
 
@@ -50,8 +51,17 @@ __all__ = ["TensorClass", "tensorclass"]
 _ClassT = TypeVar("_ClassT")
 
 _ARGUMENTS = ("batch_size", "device", "names")
-_UNSET: Any = object()
 _NUMBERS = count()
+
+
+class _Unset:
+    """Stands in signatures for what a default factory makes, as in dataclasses."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_UNSET: Any = _Unset()
 
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)
@@ -125,6 +135,20 @@ def _is_record(cls: Any) -> bool:
     return getattr(cls, "_record", None) is not None
 
 
+def _record_of(cls: type[Any]) -> Record:
+    """Return the fields of a class.
+
+    Raises:
+        OptionError: it declares none.
+    """
+    if cls._record is None:
+        raise OptionError(
+            f"{cls.__name__} declares no fields",
+            fix="class Obs(TensorClass): pos: torch.Tensor",
+        )
+    return cls._record
+
+
 def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
     """Give a new class its fields, its initializer and its places in registries."""
     own, pending = _evaluated(cls)
@@ -142,12 +166,15 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
         declared |= getattr(base, "__dataclass_fields__", {})
     declared = {k: v for k, v in declared.items() if k not in _ARGUMENTS}
     declared |= holder.__dataclass_fields__
-    fields = {f.name: f for f in declared.values() if _role(f) == "_FIELD"}
+    fields = {f.name: f for f in declared.values() if role(f) == "_FIELD"}
+    _check_bases(cls)
     for name in fields:
         if name in holder.__dataclass_fields__:
             _check_name(cls, name, options)
+        else:
+            _inherit(cls, name, options)
     hints, pending = _hints(cls, fields, own, pending)
-    cls._record = Record(cls, fields, hints, pending, options, type_arguments(cls))
+    cls._record = Record(cls, declared, hints, pending, options, type_arguments(cls))
     for name, field in holder.__dataclass_fields__.items():
         if name in fields:
             setattr(cls, name, _reader(name))
@@ -167,11 +194,6 @@ def _define(cls: Any, options: Options, *, kw_only: bool) -> None:
     setattr(HOMES, cls._home, cls)
     is_local = "<locals>" in cls.__qualname__
     register(cls, None if is_local else f"{cls.__module__}.{cls.__qualname__}")
-
-
-def _role(field: Any) -> str:
-    """Return whether dataclasses take this for a field, a ClassVar or an InitVar."""
-    return field._field_type.name
 
 
 def _check_name(cls: type[Any], name: str, options: Options) -> None:
@@ -222,27 +244,88 @@ def _hints(
     """Return the annotations of all fields, and which could not be evaluated yet."""
     hints: dict[str, Any] = {}
     left: dict[str, tuple[Any, str]] = {}
+    homes = _declaring(cls)
     for name, field in fields.items():
-        base = _declaring(cls, name)
+        base = homes[name]
         record: Record | None = getattr(base, "_record", None)
         if base is cls:
-            known = {key: own[key] for key in own if key not in pending}
-            waiting = pending
+            known, waiting = own, pending
         elif record is not None:
             known, waiting = record.hints, record.pending
         else:  # a dataclass that is mixed in
             known = {name: evaluated(field.type, base.__module__, {})}
             waiting = {}
-        if name in known:
-            hints[name] = known[name]
-        else:
+        if name in waiting and (base is cls or name not in known):
             left[name] = waiting[name]
+        else:
+            hints[name] = known[name]
     return hints, left
 
 
-def _declaring(cls: type[Any], name: str) -> type[Any]:
-    """Return the class in which a field is annotated."""
-    return next(b for b in cls.__mro__ if name in inspect.get_annotations(b))
+def _declaring(cls: type[Any]) -> dict[str, type[Any]]:
+    """Return the class in which each field is annotated."""
+    homes: dict[str, type[Any]] = {}
+    for base in reversed(cls.__mro__):
+        # What others annotate, a protocol say, are no fields.
+        if base is cls or "__dataclass_fields__" in vars(base):
+            homes |= dict.fromkeys(inspect.get_annotations(base), base)
+    return homes
+
+
+def _check_bases(cls: type[Any]) -> None:
+    """Raise if the methods that a dataclass made would hide those of records.
+
+    Raises:
+        OptionError: they would.
+    """
+    for base in cls.__mro__[: cls.__mro__.index(TensorClass)]:
+        if dataclasses.is_dataclass(base) and not isinstance(base, TensorClassMeta):
+            raise OptionError(
+                f"the methods of the dataclass {base.__name__} would hide those of "
+                f"{cls.__name__}",
+                fix=f"class {cls.__name__}(TensorClass, {base.__name__})",
+            )
+
+
+def _hiding(cls: type[Any], name: str) -> type[Any] | None:
+    """Return the class that hides an inherited field by an attribute, if one does."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            there = vars(base)[name]
+            is_field = _is_reader(there) or "__dataclass_fields__" in vars(base)
+            return None if is_field and base is not cls else base
+    return None
+
+
+def _inherit(cls: Any, name: str, options: Options) -> None:
+    """Have an inherited field read by its name.
+
+    Raises:
+        OptionError: a class on the way has an attribute of the name.
+    """
+    is_read = _is_reader(getattr_static(cls, name, None))
+    if not is_read:
+        _check_name(cls, name, options)
+    hiding = _hiding(cls, name)
+    if hiding is not None and (hiding is cls or not options.shadow):
+        there = vars(hiding)[name]
+        kind = "method" if callable(there) else "attribute"
+        fix = "another name"
+        if hiding is not cls:
+            fix += (
+                f", or class {cls.__name__}(..., shadow=True): then the field is read"
+            )
+        elif kind == "attribute" and not isinstance(there, property):
+            fix = (
+                f"{name}: <its annotation> = {there!r} is another default of the field"
+            )
+        raise OptionError(
+            f"the {kind} {name!r} of {hiding.__name__} hides the field "
+            f"{cls.__name__}.{name}",
+            fix=fix,
+        )
+    if not is_read:
+        setattr(cls, name, _reader(name))
 
 
 def _reader(name: str) -> Any:
@@ -270,6 +353,14 @@ def _reader(name: str) -> Any:
     return property(read, write, delete)
 
 
+_READ = _reader("").fget.__code__
+
+
+def _is_reader(value: Any) -> bool:
+    """Return whether an attribute of a class reads a field."""
+    return isinstance(value, property) and getattr(value.fget, "__code__", 0) is _READ
+
+
 def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     """Return the function that stores the fields of a new record.
 
@@ -277,12 +368,18 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     any code of ours could.
     """
     record = cls._record
-    taken = [f for f in declared.values() if _role(f) != "_FIELD_CLASSVAR"]
+    taken = [f for f in declared.values() if role(f) != "_FIELD_CLASSVAR"]
     known: dict[str, Any] = {
         "_record": record,
         "_fill": fill,
         "_hook": run_hook,
         "_empty": torch.Size(),
+        "_type": type,
+        "_int": int,
+        "_list": list,
+        "_tuple": tuple,
+        # A nested tensor of strided layout has no shape, and a shape may be new.
+        "_misses": (KeyError, RuntimeError, TypeError),
     }
     positional: list[str] = []
     keywords = [f"{name}=None" for name in _ARGUMENTS]
@@ -291,6 +388,7 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     started = ""
     for field in taken:
         name = field.name
+        _check_argument(cls, name)
         text = name
         known[f"_default_{name}"] = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -313,12 +411,13 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
         else:
             if started and text == name:
                 raise TypeError(
-                    f"argument {name!r} without default follows {started!r}"
+                    f"{cls.__name__}: argument {name!r} without default follows "
+                    f"{started!r}"
                 )
             started = "" if text == name else name
             positional.append(text)
     stored = "".join([f"{name}, " for name in record.order])
-    hooked = "".join([f", {f.name}" for f in taken if _role(f) == "_FIELD_INITVAR"])
+    hooked = "".join([f", {f.name}" for f in taken if role(f) == "_FIELD_INITVAR"])
     hook = f"_hook(self{hooked})" if record.has_hook else "return"
     lines += _quick_lines(cls, record, known, hook)
     lines += [
@@ -328,7 +427,7 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
         f"    {hook}",
     ]
     head = ", ".join(["self", *positional, "*", *keywords, "**_unknown"])
-    lines.insert(0, "if _unknown: raise _record.undeclared(next(iter(_unknown)))")
+    lines.insert(0, "if _unknown: raise _record.undeclared([*_unknown][0])")
     source = f"def __init__({head}):\n" + "".join([f"    {line}\n" for line in lines])
     # The names in it are identifiers: dataclasses have checked them.
     exec(source, known)  # noqa: S102
@@ -340,6 +439,19 @@ def _initializer(cls: Any, declared: dict[str, Any]) -> Callable[..., None]:
     parameters = [p for p in shown.parameters.values() if p.name != "_unknown"]
     made.__signature__ = shown.replace(parameters=parameters)
     return made
+
+
+def _check_argument(cls: type[Any], name: str) -> None:
+    """Raise if an argument is called as what the constructor needs.
+
+    Raises:
+        OptionError: it is; such names start with an underscore, so it is an InitVar.
+    """
+    if name.startswith("_"):
+        raise OptionError(
+            f"the argument {cls.__name__}.{name} starts with an underscore",
+            fix=f"{name.strip('_') or 'value'}: InitVar[...], a public name",
+        )
 
 
 def _quick_lines(
@@ -365,25 +477,27 @@ def _quick_lines(
         "_is_tracing": is_tracing,
         "_known": record.shapes,
     }
-    plain = " is ".join([f"type({name})" for name in tensors])
-    atoms = "".join([f" and type({name}) in _atoms" for name in values])
+    plain = " is ".join([f"_type({name})" for name in tensors])
+    atoms = "".join([f" and _type({name}) in _atoms" for name in values])
     shapes = "".join([f", {name}.shape" for name in tensors])
     leaves = "".join([f"{name}, " for name in tensors])
     statics = "".join([f"{name}, " for name in values])
     return [
         "_key = None",
         (
-            "if device is names is None and type(self) is _cls "
+            "if device is names is None and _type(self) is _cls "
             f"and {plain} is _Tensor{atoms} and not _is_tracing():"
         ),
-        "    _of = type(batch_size)",
+        "    _of = _type(batch_size)",
         "    try:",
+        # What else there is may be read only once, and `_fill` is to read it.
         "        _size = batch_size if _of is _Size else (",
-        "            (batch_size,) if _of is int else _Size(batch_size))",
+        "            (batch_size,) if _of is _int else",
+        "            _Size(batch_size if _of is _list or _of is _tuple else None))",
         f"        _key = (_size{shapes})",
         "        self._schema, self._batch_size = _known[_key]",
-        "    except (KeyError, RuntimeError, TypeError):",
-        "        pass  # new shapes, a nested tensor of strided layout, or no size",
+        "    except _misses:",
+        "        pass",
         "    else:",
         f"        self._leaves = ({leaves})",
         f"        self._statics = _Statics(({statics}))"
@@ -438,7 +552,8 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
       ``tdfunc.sum(obj)``. What every tree needs (``batch_size``, ``keys``, ...) can
       not be hidden.
     - ``check_shapes``: check annotations of jaxtyping against the tensors given, batch
-      dims included, a name standing for the same size in all fields.
+      dims included, a name standing for the same size in all fields; as
+      `__post_init__`, when a record is made from fields. Compiled code does not check.
     - ``kw_only``: as of dataclasses.
 
     Raises:
@@ -492,13 +607,7 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
         super(Node, cls).__init_subclass__(**kwargs)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        record = type(self)._record
-        if record is None:
-            raise OptionError(
-                "TensorClass declares no fields",
-                fix="class Obs(TensorClass): pos: torch.Tensor",
-            )
-        record.initialize(self, *args, **kwargs)
+        _record_of(type(self)).initialize(self, *args, **kwargs)
 
     @classmethod
     def from_dict(
@@ -514,7 +623,7 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
         """Return the record of a mapping; fields that it lacks have their defaults.
 
         A field ``X | None`` without a default is None. Mappings in it become the nodes
-        or records that the annotations name.
+        or records that the annotations name. An `InitVar` is given as an entry too.
 
         Args:
             entries: the fields.
@@ -538,7 +647,7 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
                 fix="leave batch_size out to have it inferred",
             )
         size = as_size(() if batch_size is None else batch_size)
-        record: Record = cls._record
+        record = _record_of(cls)
         part = record.assemble(entries, size, as_device(device))
         kid: Any = part.kid
         obj = make(kid, part.leaves, part.statics, size, None)
@@ -549,7 +658,7 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
             given = as_names(names, len(size))
             obj = make(schema, obj._leaves, obj._statics, size, given)
         if record.has_hook:
-            run_hook(obj)
+            run_hook(obj, *record.arguments_of(entries))
         return obj
 
     @classmethod
@@ -565,7 +674,9 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
             StructureError: a field without default is missing.
             TdfuncError: what the constructor raises.
         """
-        return cls.from_dict(td, batch_size=td.batch_size, names=td.names)
+        # Not that of `cls`, which a field may hide.
+        made: Any = TensorClass.from_dict.__func__
+        return made(cls, td, batch_size=td.batch_size, names=td.names)
 
 
 @overload
@@ -614,10 +725,17 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     """
 
     def recorded(cls: Any) -> Any:
-        if isinstance(cls, TensorClassMeta) or "__dataclass_fields__" in vars(cls):
+        if isinstance(cls, TensorClassMeta):
+            base = cls.__bases__[0].__name__
             raise OptionError(
-                f"{cls.__name__} is a record or a dataclass already",
-                fix="@tensorclass alone, on a plain class",
+                f"{cls.__name__} is a record already, since it derives from one",
+                fix=f"class {cls.__name__}({base}) without @tensorclass; its options "
+                f"are keywords: class {cls.__name__}({base}, autocast=True)",
+            )
+        if "__dataclass_fields__" in vars(cls):
+            raise OptionError(
+                f"{cls.__name__} is a dataclass already",
+                fix="@tensorclass alone, without @dataclass",
             )
         made: Any = _rebased(cls, options)
         return made
@@ -628,19 +746,48 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
 def _rebased(cls: Any, options: dict[str, Any]) -> Any:
     """Return a copy of a class with `TensorClass` as its last base."""
     bases: list[Any] = [base for base in cls.__bases__ if base is not object]
-    # Before Generic, which has to be the last.
-    bases.insert(len(bases) - (typing.Generic in bases), TensorClass)
+    # Before Generic, which has to be the last, and before the methods of dataclasses.
+    last = len(bases) - (typing.Generic in bases)
+    data = [i for i, base in enumerate(bases) if dataclasses.is_dataclass(base)]
+    bases.insert(min([last, *data]), TensorClass)
     skipped = {"__dict__", "__weakref__"}
     namespace = {k: v for k, v in vars(cls).items() if k not in skipped}
     made: Any = TensorClassMeta(cls.__name__, tuple(bases), namespace, **options)
     # `super()` in a method finds its class in a cell, which still has the old one.
-    for value in namespace.values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        if isinstance(function, FunctionType):
-            for cell in function.__closure__ or ():
-                if cell.cell_contents is cls:
-                    cell.cell_contents = made
+    for function in _functions(namespace.values()):
+        for cell in function.__closure__ or ():
+            if _content(cell) is cls:
+                cell.cell_contents = made
     return made
+
+
+def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
+    """Yield the functions of a class body, those in properties and wrappers too."""
+    pending, seen = list(values), set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            yield value
+            inside = [_content(cell) for cell in value.__closure__ or ()]
+            pending += [part for part in inside if isinstance(part, FunctionType)]
+            pending.append(value.__dict__.get("__wrapped__"))
+        elif isinstance(value, property):
+            pending += [value.fget, value.fset, value.fdel]
+        elif isinstance(value, (classmethod, staticmethod)):
+            pending.append(value.__func__)
+        elif isinstance(value, (cached_property, partialmethod, singledispatchmethod)):
+            pending.append(value.func)
+
+
+def _content(cell: Any) -> Any:
+    """Return what is in a cell, None for one that is still empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a name that is assigned later, as that of a local class
+        return None
 
 
 _RECORD_CLASSES: WeakKeyDictionary[type[Any], Any] = WeakKeyDictionary()
@@ -661,8 +808,9 @@ def _record_class(cls: type[Any]) -> Any:
         "__qualname__": f"from_dataclass.<locals>.{cls.__qualname__}",
     }
     around = {cls.__name__: cls}
+    homes = _declaring(cls)
     for field in dataclasses.fields(cls):
-        home = _declaring(cls, field.name).__module__
+        home = homes[field.name].__module__
         try:
             hint = evaluated(field.type, home, names_around(home) | around)
         except NameError as error:

@@ -84,6 +84,7 @@ __all__ = [
     "foreach_trunc",
     "foreach_works",
     "foreach_zero",
+    "forget_loaded_specs",
     "fused_adam",
     "fused_adamw",
     "gamma_grad",
@@ -387,6 +388,16 @@ def is_batched_at(tensor: torch.Tensor, level: int) -> bool:
 def is_differentiated(tensor: torch.Tensor) -> bool:
     """Return whether a transform differentiates with respect to a tensor."""
     return _is_wrapped is not None and _is_wrapped(tensor) and tensor.requires_grad
+
+
+def forget_loaded_specs() -> None:
+    """Have torch read structures again that it keeps by their text.
+
+    A class that is defined again takes over the name in it.
+    """
+    forget: Any = getattr(pytree.treespec_loads, "cache_clear", None)
+    if forget is not None:
+        forget()
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "evaluated",
     "meaning_of",
     "names_around",
+    "stands_for",
     "type_arguments",
 ]
 
@@ -115,6 +116,15 @@ def meaning_of(annotation: Any, variables: Mapping[Any, Any]) -> Meaning:
     is_shaped = kind is Kind.TENSOR and len(members) == 1 and _array_type(members[0])
     shape = members[0] if is_shaped else None
     return Meaning(kind, optional, cls, str in members, shape)
+
+
+def stands_for(annotation: Any, variables: Mapping[Any, Any]) -> Any:
+    """Return what a type variable stands for, any other annotation as it is."""
+    seen: set[Any] = set()
+    while isinstance(annotation, TypeVar) and annotation not in seen:
+        seen.add(annotation)
+        annotation = variables.get(annotation, annotation)
+    return annotation
 
 
 def _members(annotation: Any, variables: Mapping[Any, Any]) -> list[Any]:

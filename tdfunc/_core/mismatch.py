@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_same_entries", "differences"]
 
+# What to do about the same entries in trees of other classes.
+_SAME_CLASS = "td.to_tensordict() of each, or Record.from_tensordict(td)"
+
 
 def differences(expected: Schema, got: Schema) -> list[str]:
     """Return one line for every entry that only one has, or that differs in kind."""
@@ -50,6 +53,9 @@ def check_same_entries(
                 found.append(f"it is a {type(node).__name__}")
             lines.append(f"argument {i}: {', '.join(found)}")
     if lines:
+        plain = first.of_class(nodes[0]._plain)
+        if all([plain.matches(x._schema.of_class(x._plain)) for x in nodes]):
+            fix = _SAME_CLASS
         raise StructureError(
             what,
             expected=f"the entries of argument 0, a {type(nodes[0]).__name__}",

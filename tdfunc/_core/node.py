@@ -6,6 +6,8 @@ nodes is a function elsewhere; what is here is what storage itself can answer.
 
 from __future__ import annotations
 
+# At run time, as all that annotations of classes name: get_type_hints reads them.
+from collections.abc import Callable  # noqa: TC003
 from copy import deepcopy
 from inspect import getattr_static
 from math import prod
@@ -33,8 +35,6 @@ from tdfunc.errors import (
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tdfunc._core.schema import Found
     from tdfunc.typing import Index, Path
 

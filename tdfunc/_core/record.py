@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdfunc._core._torch import is_tracing
-from tdfunc._core.annotations import Kind, evaluated, meaning_of
+from tdfunc._core.annotations import Kind, evaluated, meaning_of, stands_for
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import Draft, Part
 from tdfunc._core.field import CASTS, Field, Options
@@ -43,6 +43,7 @@ __all__ = [
     "check_fields",
     "field_of",
     "fill",
+    "role",
     "run_hook",
 ]
 
@@ -61,10 +62,12 @@ class Record:
         names: the fields in the order in which they were declared.
         order: the same, sorted: the order of leaves.
         required: the fields that every record has; the others may be None.
+        arguments: what `__post_init__` is given besides, each with its default.
         hints: the evaluated annotations, None where one could not be evaluated yet.
     """
 
     __slots__ = (
+        "arguments",
         "cls",
         "fields",
         "has_hook",
@@ -87,21 +90,25 @@ class Record:
     def __init__(
         self,
         cls: type[Any],
-        fields: dict[str, dataclasses.Field[Any]],
+        declared: dict[str, dataclasses.Field[Any]],
         hints: dict[str, Any],
         pending: dict[str, tuple[Any, str]],
         options: Options,
         variables: dict[Any, Any],
     ) -> None:
+        fields = {k: f for k, f in declared.items() if role(f) == "_FIELD"}
+        arguments = {k: f for k, f in declared.items() if role(f) == "_FIELD_INITVAR"}
         self.cls = cls
         self.fields = fields
+        self.arguments = arguments
         self.hints = hints
         self.pending = pending  # unevaluated annotations and their modules
         self.options = options
         self.variables = variables
         self.names = tuple(fields)
         self.order = tuple(sorted(fields))
-        self.places = tuple([self.order.index(name) for name in self.names])
+        place = {name: at for at, name in enumerate(self.order)}
+        self.places = tuple([place[name] for name in self.names])
         self.has_hook = hasattr(cls, "__post_init__")
         self.known: dict[tuple[Any, ...], Schema] = {}  # by the kinds of all fields
         # Schema and batch size, by a batch size and the shapes of the tensors.
@@ -142,7 +149,8 @@ class Record:
             cls = meaning.cls
             casts = self.options.autocast and meaning.kind == Kind.VALUE
             cast = cls if casts and cls in CASTS else None
-            rules[name] = Field(name, meaning, self.hints[name], cast)
+            shown = stands_for(self.hints[name], self.variables)
+            rules[name] = Field(name, meaning, shown, cast)
             tensors = meaning.kind in (Kind.TENSOR, Kind.NODE)
             if self.options.tensor_only and not tensors:
                 raise OptionError(
@@ -254,7 +262,8 @@ class Record:
         """Return a mapping (or a plain tree) of fields as one record in flat form.
 
         Fields that are missing have their defaults. Fields that are records are made
-        of mappings and plain trees too, and then their `__post_init__` runs.
+        of mappings and plain trees too, and then their `__post_init__` runs. That of
+        the record itself is left to the caller.
 
         Raises:
             StructureError: a field is missing that has no default, or a mapping
@@ -283,12 +292,18 @@ class Record:
             else:
                 stack.pop()
                 inside.discard(id(frame.source))
-                part = frame.draft.close(frame.record.cls)
+                record = frame.record
+                part = frame.draft.close(record.cls)
+                if record.shaped or (stack and record.has_hook):
+                    kid: Any = part.kid
+                    made = make(kid, part.leaves, part.statics, frame.size, None)
+                    if record.shaped:
+                        check_shapes(made, record, frame.path)
+                    if stack and record.has_hook:
+                        source, at = frame.source, frame.path
+                        run_hook(made, *record.arguments_of(source, at))
                 if not stack:
                     return part
-                if frame.record.has_hook:
-                    leaves, statics = part.leaves, part.statics
-                    run_hook(make(part.kid, leaves, statics, frame.size, None))  # pyright: ignore[reportArgumentType]
                 surplus = len(frame.size) - len(stack[-1].size)
                 stack[-1].draft.add(frame.path[-1], part._replace(surplus=surplus))
 
@@ -298,27 +313,54 @@ class Record:
         keys = source.keys()
         for key in keys:
             if check_key(key, path) not in self.fields:
+                if key in self.arguments:
+                    continue
                 raise self.undeclared(key, (*path, key) if path else None)
             is_tree = isinstance(source, Node)
             given[key] = entry_at(source, (key,)) if is_tree else source[key]
+        return self._complete(given, self.fields, path)
+
+    def arguments_of(
+        self, source: Mapping[str, Any] | Node, path: Path = ()
+    ) -> tuple[Any, ...]:
+        """Return what `__post_init__` is given, defaults where `source` has none.
+
+        Raises:
+            StructureError: an argument without default is missing.
+        """
+        given: dict[str, Any] = {}
+        for name in self.arguments:
+            if name in source:
+                is_tree = isinstance(source, Node)
+                given[name] = entry_at(source, (name,)) if is_tree else source[name]
+        return tuple(self._complete(given, self.arguments, path).values())
+
+    def _complete(
+        self,
+        given: dict[str, Any],
+        declared: dict[str, dataclasses.Field[Any]],
+        path: Path,
+    ) -> dict[str, Any]:
+        """Return values in the order of declaration, with defaults."""
         values: dict[str, Any] = {}
         lacking: list[str] = []
-        for name, field in self.fields.items():
+        for name, field in declared.items():
             if name in given:
                 values[name] = given[name]
             elif field.default is not _NO_DEFAULT:
                 values[name] = field.default
             elif field.default_factory is not _NO_DEFAULT:
                 values[name] = field.default_factory()
-            elif name in self.required:
+            elif name in self.required or name in self.arguments:
                 lacking.append(name)
             else:
                 values[name] = None
         if lacking:
+            what = "fields" if declared is self.fields else "arguments"
             raise StructureError(
-                f"{self.cls.__name__} has fields without a value or default",
+                f"{self.cls.__name__} has {what} without a value or default",
                 path=path or None,
-                expected=", ".join(self.names),
+                expected=", ".join(declared),
                 got=f"no {', '.join(lacking)}",
             )
         return values
@@ -374,6 +416,7 @@ def fill(
     if record.kinds is None:
         record.ready()
     flat = record.flat(values, size) if device is None else None
+    is_flat = flat is not None
     if flat is None:
         given = dict(zip(record.order, values, strict=True))
         part = record.assemble(given, size, as_device(device))
@@ -381,7 +424,7 @@ def fill(
     node._schema, node._leaves, node._statics = flat
     node._batch_size = size
     node._names = None if names is None else as_names(names, len(size))
-    if record.shaped:
+    if record.shaped and is_flat:
         check_shapes(node, record)
     return True
 
@@ -420,14 +463,19 @@ def run_hook(node: Any, *arguments: Any) -> None:
         )
 
 
-def check_shapes(node: Node, record: Record) -> None:
+def check_shapes(node: Node, record: Record, path: Path = ()) -> None:
     """Check tensors against the annotations of jaxtyping, names bound across fields.
+
+    Not in compiled code, which can not run what jaxtyping does.
 
     Raises:
         InvalidLeafError: a tensor has another shape or dtype.
     """
+    if is_tracing():
+        return
     from jaxtyping import jaxtyped
 
+    checked: list[str] = []
     with jaxtyped("context"):
         for name, field in record.rules.items():
             slot = node._schema.slots.get(name)
@@ -436,12 +484,14 @@ def check_shapes(node: Node, record: Record) -> None:
                 continue
             leaf = node._leaves[slot]
             if not isinstance(leaf, shape):
+                before = f", after {', '.join(checked)}" if checked else ""
                 raise InvalidLeafError(
                     "the tensor is not what the annotation of its field says",
-                    path=(name,),
+                    path=(*path, name),
                     expected=shape.__name__,
-                    got=f"{leaf.dtype} of shape {list(leaf.shape)}",
+                    got=f"{leaf.dtype} of shape {list(leaf.shape)}{before}",
                 )
+            checked.append(f"{shape.__name__} {name} of shape {list(leaf.shape)}")
 
 
 def check_fields(old: Schema, new: Schema) -> None:
@@ -472,6 +522,11 @@ def check_fields(old: Schema, new: Schema) -> None:
                 got=", ".join(map(show_path, gone)),
                 fix="td.to_tensordict() first (or select(..., as_tensordict=True))",
             )
+
+
+def role(field: Any) -> str:
+    """Return whether dataclasses take this for a field, a ClassVar or an InitVar."""
+    return field._field_type.name
 
 
 def _number(field: Field) -> int:

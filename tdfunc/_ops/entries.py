@@ -197,7 +197,9 @@ def update(
 
     A mapping or tree in `other` is merged into the node at its key; anything else
     replaces what is there, and a mapping at the key of a leaf replaces the leaf by a
-    node. All is checked before anything is built.
+    node. A record is one value: given for a record, it replaces it, with its fields
+    that are None (a part of a `partition` is merged). All is checked before anything
+    is built.
 
     Args:
         td: the tree.
@@ -208,7 +210,9 @@ def update(
 
     Raises:
         BatchSizeError: a value does not start with the batch size.
+        FieldError: the class of a record does not declare an entry.
         InvalidKeyError: a key is not a non-empty string.
+        InvalidLeafError: the annotation of a field does not allow its value.
         MissingKeyError: an entry of `only` is neither in `other` nor in `entries`.
         OperandError: `other` is neither a mapping nor a tree.
         OptionError: an entry is given by keyword under the name of an option that
@@ -361,8 +365,10 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 frame.parts[key] = _fitting(_part_of(frame.other, key), here, frame)
                 continue
             value = frame.other[key]
-            if isinstance(value, (Mapping, Node)) and _holds_lazy(node, key):
-                value = update(entry_at(node, (key,)), value)
+            if _is_whole_record(node._schema, key, value):
+                frame.put(key, value, here)
+            elif isinstance(value, (Mapping, Node)) and _holds_lazy(node, key):
+                frame.put(key, update(entry_at(node, (key,)), value), here)
             elif isinstance(value, (Mapping, Node)) and _holds_node(node, key):
                 value = _dense(value)
                 if id(value) in inside:
@@ -372,7 +378,8 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 below.widen(frame.size)
                 stack.append(below)
                 break
-            frame.put(key, value, here)
+            else:
+                frame.put(key, value, here)
         else:
             stack.pop()
             inside.discard(id(frame.other))
@@ -420,6 +427,20 @@ def _holds_lazy(node: Node, key: str) -> bool:
         and _holds_node(node, key)
         and is_lazy(node._schema.index[key][0])
     )
+
+
+def _is_whole_record(schema: Schema, key: str, value: Any) -> bool:
+    """Return whether a record with all its fields is given for a record.
+
+    It is one value then: what its fields that are None leave out would come back if it
+    was merged. A part of a record is merged.
+    """
+    if not isinstance(value, Node) or type(value)._record is None:
+        return False
+    entry = schema.index.get(key)
+    kid = None if entry is None else entry[0]
+    is_record = isinstance(kid, Schema) and class_of(kid)._record is not None
+    return is_record and not value._schema.amiss()[0]
 
 
 class _Merge:
@@ -496,10 +517,13 @@ def replace(td: NodeT, other: Entries | Node | None = None, **entries: Any) -> N
 
     Args:
         td: the tree.
-        other: a mapping or tree; a nested mapping names the entries to replace.
+        other: a mapping or tree; a nested mapping names the entries to replace, and a
+            record replaces one whole.
         entries: more entries; they win over those of `other`.
 
     Raises:
+        FieldError: the class of a record does not declare an entry.
+        InvalidLeafError: the annotation of a field does not allow its value.
         MissingKeyError: an entry is not in the tree.
         BatchSizeError: a value does not start with the batch size.
 
@@ -530,9 +554,14 @@ def _check_known(td: Node, source: Entries | Node) -> None:
             if found is None:
                 if td._schema.lazy and path in td:
                     continue
+                record = class_of(td._schema.owner(prefix))._record
+                if record is not None:
+                    raise record.undeclared(key, path)
                 raise missing(td, path, "td.update(...) adds entries")
             if isinstance(found.kid, Schema) and _is_nested(level, key):
-                pending.append((path, level[key]))
+                node, value = td._schema.owner(prefix), level[key]
+                if not _is_whole_record(node, key, value):
+                    pending.append((path, value))
 
 
 def _is_nested(level: Any, key: str) -> bool:

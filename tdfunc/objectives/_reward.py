@@ -10,11 +10,14 @@ their sum near 0.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
+from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node
 from tdfunc._ops import join
 from tdfunc._tensorclass import TensorClass
@@ -31,6 +34,7 @@ Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 _REDUCTIONS = ("mean", "sum", "none")
 _HALF = (torch.float16, torch.bfloat16)
+_DTYPES = (*_HALF, torch.float32, torch.float64)
 
 
 class RewardModelLossOutput(TensorClass):
@@ -55,11 +59,17 @@ class RewardModelLossOutput(TensorClass):
     accuracy: torch.Tensor | None = None
 
     def total_loss(self) -> torch.Tensor:
-        """Return the sum of the fields that start with ``loss_`` and are not None."""
-        terms = [self[key] for key in self.keys() if key.startswith("loss_")]
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
+        """Return the sum of the tensors in fields that start with ``loss_``.
+
+        Raises:
+            FieldError: this is a part of a record, without ``loss_reward_model``.
+        """
+        total = self.loss_reward_model
+        for key in self.keys():
+            if key.startswith("loss_") and key != "loss_reward_model":
+                term = self[key]
+                if isinstance(term, torch.Tensor):
+                    total = total + term
         return total
 
 
@@ -67,7 +77,7 @@ def reward_model_loss(
     chosen: torch.Tensor,
     rejected: torch.Tensor,
     *,
-    center_coeff: float | None = None,
+    center_coeff: float | torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> RewardModelLossOutput:
@@ -78,10 +88,11 @@ def reward_model_loss(
     Float16 and bfloat16 scores are computed with, and give losses, in float32.
 
     Args:
-        chosen: the scores of the preferred answers, ``[*pairs]``.
+        chosen: the scores of the preferred answers, ``[*pairs]``, of float16, bfloat16,
+            float32 or float64.
         rejected: the scores of the others, ``[*pairs]``.
-        center_coeff: how much the centering term counts, None to leave it out; 0.01 is
-            what its authors use.
+        center_coeff: how much the centering term counts, a number or a tensor ``[]``,
+            None to leave it out; 0.01 is what its authors use.
         mask: which pairs count, bool ``[*pairs]``; None for all. Scores of the others
             may be anything, not finite ones included, and get gradient 0.
         reduction: ``"mean"`` or ``"sum"`` over the pairs that count, 0 if there are
@@ -90,12 +101,13 @@ def reward_model_loss(
 
     Returns:
         A record with batch size ``[*pairs]`` if not reduced, else ``[]``. The accuracy
-        is a share of pairs whatever the reduction; ties are wrong.
+        is a share of pairs whatever the reduction; ties are wrong, and so are pairs
+        with a score that is NaN.
 
     Raises:
-        OperandError: scores are no tensors of one floating-point dtype, or the mask is
-            not one of bools.
-        OptionError: the reduction is something else.
+        OperandError: scores are no tensors of one such dtype, or the mask is not one
+            of bools.
+        OptionError: the reduction or the coefficient is something else.
         ShapeError: the shapes of scores and mask differ.
 
     Examples:
@@ -117,7 +129,8 @@ def reward_model_loss(
         not Eliminate Reward Hacking, 2023, https://arxiv.org/abs/2312.09244, the
         centering term.
     """
-    _check(chosen, rejected, mask, reduction)
+    _check(chosen, rejected, mask)
+    _check_options(reduction, center_coeff)
     if mask is not None:
         # Before anything is computed: 0 times a gradient that is NaN would be NaN.
         chosen = torch.where(mask, chosen, torch.zeros_like(chosen))
@@ -140,18 +153,39 @@ def reward_model_loss(
     )
 
 
-def _check(chosen: Any, rejected: Any, mask: Any, reduction: Any) -> None:
+def _check_options(reduction: Any, center_coeff: Any) -> None:
     if reduction not in _REDUCTIONS:
         raise OptionError(
             "this is no reduction",
             expected=f"one of {', '.join(map(repr, _REDUCTIONS))}",
             got=repr(reduction),
         )
+    is_tensor = isinstance(center_coeff, torch.Tensor)
+    if is_tensor and center_coeff.shape != ():
+        raise OptionError(
+            "center_coeff is one coefficient for all pairs",
+            expected="a number, or a tensor of shape []",
+            got=f"shape {list(center_coeff.shape)}",
+        )
+    if center_coeff is not None and not is_tensor and not _is_number(center_coeff):
+        raise OptionError(
+            "center_coeff is no number",
+            expected="a number, a tensor of shape [], or None",
+            got=repr(center_coeff),
+        )
+
+
+def _is_number(value: Any) -> bool:
+    numbers = (int, float, np.number, torch.SymInt, torch.SymFloat)
+    return isinstance(value, numbers) and not isinstance(value, bool)
+
+
+def _check(chosen: Any, rejected: Any, mask: Any) -> None:
     for name, scores in (("chosen", chosen), ("rejected", rejected)):
-        if not isinstance(scores, torch.Tensor) or not scores.is_floating_point():
+        if not isinstance(scores, torch.Tensor) or scores.dtype not in _DTYPES:
             raise OperandError(
                 f"{name} are no scores",
-                expected="a tensor of floating-point numbers",
+                expected="a tensor of floating-point numbers of 16, 32 or 64 bits",
                 got=getattr(scores, "dtype", type(scores).__name__),
             )
     if chosen.dtype != rejected.dtype:
@@ -210,8 +244,12 @@ class RewardModelLoss:
         reduction: as of `reward_model_loss`.
 
     Raises:
+        OptionError: the reduction or the coefficient is something else.
         MissingKeyError: when called, an entry is not in the tree.
-        ShapeError: when called, `score_fn` returns another shape.
+        OperandError: when called, `td` is no tree, its answers are neither tensors nor
+            trees or one of each, or `score_fn` returns no tensor.
+        ShapeError: when called, the answers of both sides have other shapes (texts of
+            other lengths want padding), or `score_fn` returns another shape.
         TdfuncError: what `reward_model_loss` raises.
 
     Examples:
@@ -229,8 +267,11 @@ class RewardModelLoss:
     chosen_key: str | Path = "chosen"
     rejected_key: str | Path = "rejected"
     mask_key: str | Path | None = None
-    center_coeff: float | None = None
+    center_coeff: float | torch.Tensor | None = None
     reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        _check_options(self.reduction, self.center_coeff)
 
     @property
     def in_keys(self) -> tuple[str | Path, ...]:
@@ -240,18 +281,28 @@ class RewardModelLoss:
 
     def __call__(self, params: Any, td: Node) -> RewardModelLossOutput:
         """Return the loss of the pairs in `td`."""
-        pairs = td.batch_size
-        sides = [td[self.chosen_key], td[self.rejected_key]]
+        pairs = _pairs_of(td)
+        sides = self._sides(td)
         joined = _cat(sides) if pairs else _stack(sides)
         rows = (2 * pairs[0], *pairs[1:]) if pairs else (2,)
-        scores = self.score_fn(params, joined)
+        scores: Any = self.score_fn(params, joined)
+        if not isinstance(scores, torch.Tensor):
+            raise OperandError(
+                "score_fn does not return scores",
+                expected=f"a tensor of shape {list(rows)} or {[*rows, 1]}",
+                got=type(scores).__name__,
+            )
         if scores.shape == (*rows, 1):
             scores = scores.squeeze(-1)
         if scores.shape != rows:
             raise ShapeError(
-                "score_fn does not return one score for every answer",
+                "score_fn does not return one score for every answer"
+                if pairs
+                else "td.batch_size is [], which is one pair, and score_fn does not "
+                "return one score for each of its two answers",
                 expected=f"{list(rows)} or {[*rows, 1]}",
                 got=list(scores.shape),
+                fix=None if pairs else "td.with_batch_size(n) for a tree of n pairs",
             )
         scores = scores.reshape(2, *pairs)
         return reward_model_loss(
@@ -261,6 +312,49 @@ class RewardModelLoss:
             mask=None if self.mask_key is None else td[self.mask_key],
             reduction=self.reduction,
         )
+
+    def _sides(self, td: Node) -> list[Any]:
+        """Return the answers of both sides, which can be joined."""
+        keys = (self.chosen_key, self.rejected_key)
+        sides: list[Any] = [td[key] for key in keys]
+        for key, side in zip(keys, sides, strict=True):
+            if not isinstance(side, (torch.Tensor, Node)):
+                raise OperandError(
+                    "there are no answers to be scored",
+                    path=as_path(key),
+                    expected="a tensor, or a tree of tensors",
+                    got=type(side).__name__,
+                )
+        chosen, rejected = sides
+        path = as_path(self.rejected_key)
+        if isinstance(chosen, Node) != isinstance(rejected, Node):
+            raise OperandError(
+                "the answers of one side are a tree, those of the other are not",
+                path=path,
+                expected=f"a {type(chosen).__name__}, as {self.chosen_key!r} is",
+                got=type(rejected).__name__,
+            )
+        if isinstance(chosen, torch.Tensor) and chosen.shape != rejected.shape:
+            raise ShapeError(
+                "the answers of both sides have other shapes, so one call can not "
+                "score them",
+                path=path,
+                expected=f"{list(chosen.shape)}, as {self.chosen_key!r} has",
+                got=list(rejected.shape),
+                fix="pad both to one length",
+            )
+        return sides
+
+
+def _pairs_of(td: Any) -> torch.Size:
+    if not isinstance(td, Node):
+        raise OperandError(
+            "td is no tree of pairs",
+            expected="a TensorDict or a record with one row for every pair",
+            got=type(td).__name__,
+            fix="TensorDict(td, batch_size=n)" if isinstance(td, Mapping) else None,
+        )
+    return td.batch_size
 
 
 def _cat(sides: list[Any]) -> Any:

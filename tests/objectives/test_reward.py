@@ -69,6 +69,27 @@ class TestOutput:
         one = torch.tensor(1.0)
         assert More(one, loss_margin=one).total_loss() == 2
 
+    def test_what_is_no_tensor_is_no_loss(self) -> None:
+        class Named(RewardModelLossOutput):
+            loss_name: str = "margin"
+
+        one = torch.tensor(1.0)
+        assert Named(one, one).total_loss() == 2
+        assert (
+            torch.compile(Named.total_loss, fullgraph=True, backend="eager")(
+                Named(one, one)
+            )
+            == 2
+        )
+
+    def test_a_part_without_losses_says_so(self) -> None:
+        out = RewardModelLossOutput(torch.tensor(1.0), accuracy=torch.tensor(1.0))
+        diff, rest = tdfunc.partition(out, "floating")
+
+        assert diff.total_loss() == 1
+        with pytest.raises(FieldError, match=r"loss_reward_model.*combine"):
+            rest.total_loss()
+
 
 class TestLoss:
     def test_mean_by_hand(self) -> None:
@@ -202,6 +223,13 @@ class TestLoss:
         [
             ({"reduction": "avg"}, OptionError, "'mean', 'sum', 'none'.*'avg'"),
             ({"chosen": torch.arange(4)}, OperandError, "chosen are no scores.*int64"),
+            (
+                {"chosen": CHOSEN.to(torch.float8_e5m2)},
+                OperandError,
+                "16, 32 or 64.*e5",
+            ),
+            ({"center_coeff": "x"}, OptionError, "center_coeff is no number.*'x'"),
+            ({"center_coeff": torch.ones(4, 1)}, OptionError, r"shape \[\].*\[4, 1\]"),
             ({"rejected": 1.0}, OperandError, "rejected are no scores.*float"),
             ({"chosen": CHOSEN.double()}, OperandError, "float64 and torch.float32"),
             ({"mask": torch.ones(4)}, OperandError, "bools.*mask=weights > 0"),
@@ -295,3 +323,64 @@ class TestCallable:
             RewardModelLoss(lambda _, x: x.sum(-1), rejected_key="other")(params, td)
         with pytest.raises(ShapeError, match=r"\[8\] or \[8, 1\] - got \[8, 3\]"):
             RewardModelLoss(lambda _, x: x)(params, td)
+
+    def test_options_are_checked_when_it_is_made(self) -> None:
+        wrong: tuple[dict[str, Any], ...] = (
+            {"reduction": "foo"},
+            {"center_coeff": "x"},
+            {"center_coeff": True},
+            {"center_coeff": torch.ones(3, 1)},
+        )
+        for option in wrong:
+            with pytest.raises(OptionError, match=next(iter(option)).split("_")[0]):
+                RewardModelLoss(lambda _, x: x.sum(-1), **option)
+        assert RewardModelLoss(lambda _, x: x, center_coeff=torch.tensor(0.1))
+
+    @pytest.mark.parametrize(
+        ("td", "error", "text"),
+        [
+            ({"chosen": CHOSEN}, OperandError, r"no tree.*got dict.*batch_size=n"),
+            (3, OperandError, "no tree.*got int"),
+            (
+                TensorDict({"chosen": ["a", "b"], "rejected": ["c", "d"]}, 2),
+                OperandError,
+                r"no answers.*td\['chosen'\].*got list",
+            ),
+            (
+                TensorDict({"chosen": torch.ones(2), "rejected": "c"}, 2),
+                OperandError,
+                r"no answers.*td\['rejected'\].*got str",
+            ),
+            (
+                TensorDict(chosen=torch.ones(8, 5, 3), rejected=torch.ones(8, 4, 3)),
+                ShapeError,
+                r"td\['rejected'\].*\[8, 5, 3\], as 'chosen'.*\[8, 4, 3\].*pad",
+            ),
+            (
+                TensorDict(chosen={"x": torch.ones(2)}, rejected=torch.ones(2)),
+                OperandError,
+                r"td\['rejected'\].*TensorDict, as 'chosen' is.*got Tensor",
+            ),
+            (
+                TensorDict(chosen=torch.ones(8, 3), rejected=torch.ones(8, 3)),
+                ShapeError,
+                r"batch_size is \[\].*got \[2, 8\].*with_batch_size\(n\)",
+            ),
+        ],
+    )
+    def test_wrong_trees(self, td: Any, error: Any, text: str) -> None:
+        with pytest.raises(error, match=text):
+            RewardModelLoss(lambda _, x: x.sum(-1))(TensorDict(), td)
+
+    def test_scores_are_a_tensor(self) -> None:
+        with pytest.raises(OperandError, match=r"\[8\] or \[8, 1\] - got float"):
+            RewardModelLoss(lambda _, x: x.sum().item())(TensorDict(), self.pairs())
+
+
+def test_pairs_with_a_score_that_is_nan_are_wrong() -> None:
+    chosen = torch.tensor([1.0, math.nan, 1.0, 1.0])
+    rejected = torch.tensor([0.0, 0.0, math.nan, 0.0])
+
+    out = reward_model_loss(chosen, rejected, reduction="none")
+    assert out.accuracy is not None
+    assert out.accuracy.tolist() == [1, 0, 0, 1]
