@@ -48,6 +48,7 @@ from tdfunc._ops import (
     restructure,
     sequences,
     shape,
+    special,
     state,
     training,
     unary,
@@ -527,6 +528,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
             *("bitwise_and", "bitwise_or", "bitwise_xor", "isclose"),
             *("bitwise_left_shift", "bitwise_right_shift"),
             *("logical_and", "logical_or", "logical_xor", "maximum", "minimum"),
+            *(n for n in special.__all__ if n not in {"isin", "mvlgamma", "polygamma"}),
         )
     },
     **{
@@ -538,6 +540,10 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         )
         for name in ("addcdiv", "addcmul", "lerp")
     },
+    # _ops.special
+    "isin": just(lambda td: tdfunc.isin(td, torch.tensor([0.0, 1.0]))),
+    "polygamma": just(lambda td: tdfunc.polygamma(td, 1)),
+    "mvlgamma": just(lambda td: tdfunc.mvlgamma(td, 2)),
     # _ops.pointwise
     **{
         name: binary(getattr(tdfunc, name))
@@ -652,7 +658,7 @@ def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
     more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
-    others = (rows, casts, facts, fuse, naming, sequences, shape, state, unary)
+    others = (rows, casts, facts, fuse, naming, sequences, shape, special, state, unary)
     for module in (*modules, *more, *others, training):
         yield from module.__all__
     yield from tdfunc.func.__all__

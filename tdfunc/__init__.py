@@ -218,6 +218,24 @@ from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unflatten as unflatten
 from tdfunc._ops.shape import unsqueeze as unsqueeze
 from tdfunc._ops.shape import view as view
+from tdfunc._ops.special import copysign as copysign
+from tdfunc._ops.special import float_power as float_power
+from tdfunc._ops.special import fmax as fmax
+from tdfunc._ops.special import fmin as fmin
+from tdfunc._ops.special import gcd as gcd
+from tdfunc._ops.special import heaviside as heaviside
+from tdfunc._ops.special import hypot as hypot
+from tdfunc._ops.special import igamma as igamma
+from tdfunc._ops.special import igammac as igammac
+from tdfunc._ops.special import isin as isin
+from tdfunc._ops.special import lcm as lcm
+from tdfunc._ops.special import ldexp as ldexp
+from tdfunc._ops.special import logaddexp as logaddexp
+from tdfunc._ops.special import logaddexp2 as logaddexp2
+from tdfunc._ops.special import mvlgamma as mvlgamma
+from tdfunc._ops.special import nextafter as nextafter
+from tdfunc._ops.special import polygamma as polygamma
+from tdfunc._ops.special import xlogy as xlogy
 from tdfunc._ops.state import load_state_dict as load_state_dict
 from tdfunc._ops.state import state_dict as state_dict
 from tdfunc._ops.training import check_finite as check_finite
@@ -391,6 +409,24 @@ __all__ = [
     "logical_xor",
     "maximum",
     "minimum",
+    "copysign",
+    "float_power",
+    "fmax",
+    "fmin",
+    "gcd",
+    "heaviside",
+    "hypot",
+    "igamma",
+    "igammac",
+    "isin",
+    "lcm",
+    "ldexp",
+    "logaddexp",
+    "logaddexp2",
+    "mvlgamma",
+    "nextafter",
+    "polygamma",
+    "xlogy",
     "PackLayout",
     "pack",
     "ravel",

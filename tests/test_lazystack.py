@@ -131,7 +131,8 @@ BINARY = (
     *("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "pow", "eq"),
     *("ne", "lt", "le", "gt", "ge", "atan2", "fmod", "logical_and", "logical_or"),
     *("logical_xor", "maximum", "minimum", "isclose", "allclose", "clamp_min"),
-    "clamp_max",
+    *("clamp_max", "copysign", "fmax", "fmin", "float_power", "heaviside", "hypot"),
+    *("ldexp", "logaddexp", "logaddexp2", "nextafter", "xlogy"),
 )
 REDUCTIONS = (
     *("sum", "mean", "all", "any", "amax", "amin", "argmax", "argmin", "logsumexp"),
@@ -172,7 +173,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cat_tensors": lambda td: td.cat_tensors("x", "x", out_key="y"),
     "stack_tensors": lambda td: td.stack_tensors("x", "x", out_key="y"),
     **{name: binary(name) for name in BINARY},
-    **{name: ints(name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{
+        name: ints(name)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "lcm")
+    },
+    "igamma": lambda td: td.abs().igamma(td.abs()),
+    "igammac": lambda td: td.abs().igammac(1),
+    "isin": lambda td: td.isin(torch.tensor([1.0, 2.0])),
+    "polygamma": lambda td: td.polygamma(1),
+    "mvlgamma": lambda td: (td.abs() + 2).mvlgamma(2),
     **{k: v for name in REDUCTIONS for k, v in over(name).items()},
     **over("norm", 2),
     **over("quantile", 0.5),
