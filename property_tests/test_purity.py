@@ -495,19 +495,30 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         name: lambda draw, td, name=name: (
             getattr(tdfunc, name),
             td,
-            *((0.5,) if name == "quantile" else (2,) if name == "norm" else ()),
+            *(
+                (0.5,)
+                if name.endswith("quantile")
+                else (1,)
+                if name == "kthvalue"
+                else (2,)
+                if name == "norm"
+                else ()
+            ),
             draw(st.sampled_from([None, "feature", 0])),
         )
         for name in (
             *("amax", "amin", "argmax", "argmin", "max", "median", "min", "prod"),
             *("logsumexp", "nanmean", "nansum", "norm", "quantile"),
-            *("count_nonzero", "nanmedian"),
+            *("count_nonzero", "nanmedian", "nanquantile", "kthvalue", "mode"),
+            "aminmax",
         )
     },
     "any": just(tdfunc.any),
     "all": lambda draw, td: (tdfunc.all, td, dim_of(draw, td)),
     "var": just(lambda td: tdfunc.var(td, "feature", correction=0)),
     "std": just(lambda td: tdfunc.std(td, "feature", correction=0)),
+    "var_mean": just(lambda td: tdfunc.var_mean(td, "feature", correction=0)),
+    "std_mean": just(lambda td: tdfunc.std_mean(td, "feature", correction=0)),
     # _ops.order
     **{
         name: lambda draw, td, name=name: (
@@ -668,7 +679,15 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {
-    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+    *(
+        "as_dim",
+        "PackLayout",
+        "PyTreeDef",
+        "ValuesIndices",
+        "MinMax",
+        "children",
+        "unfolded",
+    ),
     *("norm_of", "with_size"),
 }
 

@@ -163,28 +163,35 @@ from tdfunc._ops.pointwise import sub as sub
 from tdfunc._ops.pytrees import PyTreeDef as PyTreeDef
 from tdfunc._ops.pytrees import from_pytree as from_pytree
 from tdfunc._ops.pytrees import to_pytree as to_pytree
+from tdfunc._ops.reduce import MinMax as MinMax
 from tdfunc._ops.reduce import ValuesIndices as ValuesIndices
 from tdfunc._ops.reduce import all as all
 from tdfunc._ops.reduce import amax as amax
 from tdfunc._ops.reduce import amin as amin
+from tdfunc._ops.reduce import aminmax as aminmax
 from tdfunc._ops.reduce import any as any
 from tdfunc._ops.reduce import argmax as argmax
 from tdfunc._ops.reduce import argmin as argmin
 from tdfunc._ops.reduce import count_nonzero as count_nonzero
+from tdfunc._ops.reduce import kthvalue as kthvalue
 from tdfunc._ops.reduce import logsumexp as logsumexp
 from tdfunc._ops.reduce import max as max
 from tdfunc._ops.reduce import mean as mean
 from tdfunc._ops.reduce import median as median
 from tdfunc._ops.reduce import min as min
+from tdfunc._ops.reduce import mode as mode
 from tdfunc._ops.reduce import nanmean as nanmean
 from tdfunc._ops.reduce import nanmedian as nanmedian
+from tdfunc._ops.reduce import nanquantile as nanquantile
 from tdfunc._ops.reduce import nansum as nansum
 from tdfunc._ops.reduce import norm as norm
 from tdfunc._ops.reduce import prod as prod
 from tdfunc._ops.reduce import quantile as quantile
 from tdfunc._ops.reduce import std as std
+from tdfunc._ops.reduce import std_mean as std_mean
 from tdfunc._ops.reduce import sum as sum
 from tdfunc._ops.reduce import var as var
+from tdfunc._ops.reduce import var_mean as var_mean
 from tdfunc._ops.restructure import auto_batch_size as auto_batch_size
 from tdfunc._ops.restructure import empty as empty
 from tdfunc._ops.restructure import filter_empty as filter_empty
@@ -470,6 +477,13 @@ __all__ = [
     "mean",
     "sum",
     "ValuesIndices",
+    "MinMax",
+    "aminmax",
+    "kthvalue",
+    "mode",
+    "nanquantile",
+    "std_mean",
+    "var_mean",
     "amax",
     "amin",
     "argmax",

@@ -366,6 +366,12 @@ class Tree(Node):
     quantile = reduce.quantile
     std = reduce.std
     var = reduce.var
+    aminmax = reduce.aminmax
+    kthvalue = reduce.kthvalue
+    mode = reduce.mode
+    nanquantile = reduce.nanquantile
+    std_mean = reduce.std_mean
+    var_mean = reduce.var_mean
 
     # As one vector
     check_finite = training.check_finite

@@ -137,6 +137,7 @@ BINARY = (
 REDUCTIONS = (
     *("sum", "mean", "all", "any", "amax", "amin", "argmax", "argmin", "logsumexp"),
     *("max", "median", "min", "nanmean", "nansum", "prod", "std", "var"),
+    *("aminmax", "std_mean", "var_mean"),
 )
 MAKES = {"rand_like", "randn_like", "empty_like"}
 
@@ -154,6 +155,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     **over("count_nonzero"),
     "count_nonzero fold": lambda td: td.count_nonzero(reduce=True),
     **over("nanmedian"),
+    **over("nanquantile", 0.5),
+    "mode": lambda td: td.filter_non_tensor().mode("feature"),
+    "kthvalue": lambda td: td.filter_non_tensor().kthvalue(1, "feature"),
     "new_zeros": lambda td: td.new_zeros(4),
     "new_ones": lambda td: td.new_ones(4),
     "new_full": lambda td: td.new_full([4], 2.0),
@@ -443,7 +447,10 @@ REFUSED: dict[str, str] = {
     ),
     **{
         f"{name} {what}": kinds
-        for name in (*REDUCTIONS, "norm", "quantile", "count_nonzero", "nanmedian")
+        for name in (
+            *(*REDUCTIONS, "norm", "quantile", "nanquantile", "count_nonzero"),
+            "nanmedian",
+        )
         for what, kinds in {
             "all": "" if name in {"all", "any"} else ALL,
             "0": "root0 nested",

@@ -103,8 +103,8 @@ def _pad(td: Any, pad: Sequence[int], *_: Any, value: float = 0, **__: Any) -> A
 
 
 # Functions of every element that networks use; trees have no methods for them. Those
-# that draw numbers are left out, and hardsigmoid and hardswish, for which Dynamo does not
-# ask the tree.
+# that draw numbers are left out, and hardsigmoid and hardswish, for which Dynamo does
+# not ask the tree.
 _F = torch.nn.functional
 _ACTIVATIONS: tuple[Callable[..., torch.Tensor], ...] = (
     *(
@@ -166,6 +166,8 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.min: _extreme(reduce.min, logic.minimum),
     torch.var: _spread(reduce.var),
     torch.std: _spread(reduce.std),
+    torch.var_mean: _spread(reduce.var_mean),
+    torch.std_mean: _spread(reduce.std_mean),
     torch.norm: _norm,
     torch.linalg.vector_norm: _vector_norm,
     **{
@@ -173,6 +175,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
         for name in (
             *("amax", "amin", "argmax", "argmin", "logsumexp", "median"),
             *("count_nonzero", "nanmean", "nanmedian", "nansum", "prod", "quantile"),
+            *("aminmax", "kthvalue", "mode", "nanquantile"),
         )
     },
     **{getattr(torch, name): getattr(order, name) for name in order.__all__},
