@@ -3,11 +3,15 @@
 Trees of tensors that share batch dims, as values: every operation returns a new
 tree, and every tree goes through `torch.func`, `torch.compile` and the pytree
 functions with the right batch size.
+
+`tdfunc.testing` is a module of its own, ``import tdfunc.testing``: it needs hypothesis,
+which the extra ``testing`` installs.
 """
 
 from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
+from tdfunc import interop as interop
 from tdfunc import objectives as objectives
 from tdfunc import optim as optim
 from tdfunc import random as random
@@ -341,6 +345,7 @@ __version__ = "0.1.0"
 __all__ = [
     "errors",
     "func",
+    "interop",
     "objectives",
     "optim",
     "typing",
