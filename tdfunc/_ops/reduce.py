@@ -905,7 +905,7 @@ def quantile(
         >>> td.quantile(0.5, 0)["x"], td.quantile([0.25, 0.75], 0)["x"]
         (tensor(2.), tensor([1., 3.]))
     """
-    options = {"interpolation": interpolation, "fold": reduce}
+    options: Any = {"interpolation": interpolation, "fold": reduce}
     return _quantile(td, "quantile", q, dim, keepdim=keepdim, **options)
 
 
@@ -943,7 +943,7 @@ def nanquantile(
         >>> td.nanquantile(0.5, 0)["x"], td.quantile(0.5, 0)["x"]
         (tensor(2.), tensor(nan))
     """
-    options = {"interpolation": interpolation, "fold": reduce}
+    options: Any = {"interpolation": interpolation, "fold": reduce}
     return _quantile(td, "nanquantile", q, dim, keepdim=keepdim, **options)
 
 
@@ -958,7 +958,7 @@ def _quantile(
     fold: bool,
 ) -> Any:
     fn: Any = getattr(torch, name)
-    options = {"interpolation": interpolation, "fold": fold}
+    options: Any = {"interpolation": interpolation, "fold": fold}
     levels = q if isinstance(q, (int, float, torch.Tensor)) else torch.tensor(q)
     rank = levels.dim() if isinstance(levels, torch.Tensor) else 0
     if rank > 1:
@@ -966,8 +966,11 @@ def _quantile(
             "q is a number or a row of numbers", expected="at most 1 dim", got=rank
         )
 
-    known = [] if isinstance(q, torch.Tensor) else [q] if rank == 0 else list(q)
-    if not builtins.all([0 <= level <= 1 for level in known]):
+    # Of tensors torch says so, since their values may not be known while it traces.
+    known: Any = () if isinstance(q, torch.Tensor) else q
+    known = (known,) if isinstance(known, (int, float)) else known
+    numbers = [level for level in known if isinstance(level, (int, float))]
+    if not builtins.all([0 <= level <= 1 for level in numbers]):
         raise OptionError(
             "a quantile is a part of the elements",
             expected="q from 0 to 1",
