@@ -48,6 +48,7 @@ from tdfunc._ops import (
     restructure,
     sequences,
     shape,
+    special,
     state,
     training,
     unary,
@@ -500,19 +501,30 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         name: lambda draw, td, name=name: (
             getattr(tdfunc, name),
             td,
-            *((0.5,) if name == "quantile" else (2,) if name == "norm" else ()),
+            *(
+                (0.5,)
+                if name.endswith("quantile")
+                else (1,)
+                if name == "kthvalue"
+                else (2,)
+                if name == "norm"
+                else ()
+            ),
             draw(st.sampled_from([None, "feature", 0])),
         )
         for name in (
             *("amax", "amin", "argmax", "argmin", "max", "median", "min", "prod"),
             *("logsumexp", "nanmean", "nansum", "norm", "quantile"),
-            *("count_nonzero", "nanmedian"),
+            *("count_nonzero", "nanmedian", "nanquantile", "kthvalue", "mode"),
+            "aminmax",
         )
     },
     "any": just(tdfunc.any),
     "all": lambda draw, td: (tdfunc.all, td, dim_of(draw, td)),
     "var": just(lambda td: tdfunc.var(td, "feature", correction=0)),
     "std": just(lambda td: tdfunc.std(td, "feature", correction=0)),
+    "var_mean": just(lambda td: tdfunc.var_mean(td, "feature", correction=0)),
+    "std_mean": just(lambda td: tdfunc.std_mean(td, "feature", correction=0)),
     # _ops.order
     **{
         name: lambda draw, td, name=name: (
@@ -533,6 +545,7 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
             *("bitwise_and", "bitwise_or", "bitwise_xor", "isclose"),
             *("bitwise_left_shift", "bitwise_right_shift"),
             *("logical_and", "logical_or", "logical_xor", "maximum", "minimum"),
+            *(n for n in special.__all__ if n not in {"isin", "mvlgamma", "polygamma"}),
         )
     },
     **{
@@ -544,6 +557,10 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
         )
         for name in ("addcdiv", "addcmul", "lerp")
     },
+    # _ops.special
+    "isin": just(lambda td: tdfunc.isin(td, torch.tensor([0.0, 1.0]))),
+    "polygamma": just(lambda td: tdfunc.polygamma(td, 1)),
+    "mvlgamma": just(lambda td: tdfunc.mvlgamma(td, 2)),
     # _ops.pointwise
     **{
         name: binary(getattr(tdfunc, name))
@@ -663,7 +680,7 @@ def operations() -> Iterator[str]:
     """Yield what the operation modules list as theirs."""
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
     more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
-    others = (rows, casts, facts, fuse, naming, sequences, shape, state, unary)
+    others = (rows, casts, facts, fuse, naming, sequences, shape, special, state, unary)
     for module in (*modules, *more, *others, training):
         yield from module.__all__
     yield from tdfunc.func.__all__
@@ -673,7 +690,15 @@ def operations() -> Iterator[str]:
 OF_MODULES = {"from_module", "from_modules", "functional_call"}
 # These return no tree and take none.
 HELPERS = {
-    *("as_dim", "PackLayout", "PyTreeDef", "ValuesIndices", "children", "unfolded"),
+    *(
+        "as_dim",
+        "PackLayout",
+        "PyTreeDef",
+        "ValuesIndices",
+        "MinMax",
+        "children",
+        "unfolded",
+    ),
     *("norm_of", "with_size"),
 }
 

@@ -3,11 +3,15 @@
 Trees of tensors that share batch dims, as values: every operation returns a new
 tree, and every tree goes through `torch.func`, `torch.compile` and the pytree
 functions with the right batch size.
+
+`tdfunc.testing` is a module of its own, ``import tdfunc.testing``: it needs hypothesis,
+which the extra ``testing`` installs.
 """
 
 from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
+from tdfunc import interop as interop
 from tdfunc import nn as nn
 from tdfunc import objectives as objectives
 from tdfunc import optim as optim
@@ -164,28 +168,35 @@ from tdfunc._ops.pointwise import sub as sub
 from tdfunc._ops.pytrees import PyTreeDef as PyTreeDef
 from tdfunc._ops.pytrees import from_pytree as from_pytree
 from tdfunc._ops.pytrees import to_pytree as to_pytree
+from tdfunc._ops.reduce import MinMax as MinMax
 from tdfunc._ops.reduce import ValuesIndices as ValuesIndices
 from tdfunc._ops.reduce import all as all
 from tdfunc._ops.reduce import amax as amax
 from tdfunc._ops.reduce import amin as amin
+from tdfunc._ops.reduce import aminmax as aminmax
 from tdfunc._ops.reduce import any as any
 from tdfunc._ops.reduce import argmax as argmax
 from tdfunc._ops.reduce import argmin as argmin
 from tdfunc._ops.reduce import count_nonzero as count_nonzero
+from tdfunc._ops.reduce import kthvalue as kthvalue
 from tdfunc._ops.reduce import logsumexp as logsumexp
 from tdfunc._ops.reduce import max as max
 from tdfunc._ops.reduce import mean as mean
 from tdfunc._ops.reduce import median as median
 from tdfunc._ops.reduce import min as min
+from tdfunc._ops.reduce import mode as mode
 from tdfunc._ops.reduce import nanmean as nanmean
 from tdfunc._ops.reduce import nanmedian as nanmedian
+from tdfunc._ops.reduce import nanquantile as nanquantile
 from tdfunc._ops.reduce import nansum as nansum
 from tdfunc._ops.reduce import norm as norm
 from tdfunc._ops.reduce import prod as prod
 from tdfunc._ops.reduce import quantile as quantile
 from tdfunc._ops.reduce import std as std
+from tdfunc._ops.reduce import std_mean as std_mean
 from tdfunc._ops.reduce import sum as sum
 from tdfunc._ops.reduce import var as var
+from tdfunc._ops.reduce import var_mean as var_mean
 from tdfunc._ops.restructure import auto_batch_size as auto_batch_size
 from tdfunc._ops.restructure import empty as empty
 from tdfunc._ops.restructure import filter_empty as filter_empty
@@ -219,6 +230,24 @@ from tdfunc._ops.shape import unbind as unbind
 from tdfunc._ops.shape import unflatten as unflatten
 from tdfunc._ops.shape import unsqueeze as unsqueeze
 from tdfunc._ops.shape import view as view
+from tdfunc._ops.special import copysign as copysign
+from tdfunc._ops.special import float_power as float_power
+from tdfunc._ops.special import fmax as fmax
+from tdfunc._ops.special import fmin as fmin
+from tdfunc._ops.special import gcd as gcd
+from tdfunc._ops.special import heaviside as heaviside
+from tdfunc._ops.special import hypot as hypot
+from tdfunc._ops.special import igamma as igamma
+from tdfunc._ops.special import igammac as igammac
+from tdfunc._ops.special import isin as isin
+from tdfunc._ops.special import lcm as lcm
+from tdfunc._ops.special import ldexp as ldexp
+from tdfunc._ops.special import logaddexp as logaddexp
+from tdfunc._ops.special import logaddexp2 as logaddexp2
+from tdfunc._ops.special import mvlgamma as mvlgamma
+from tdfunc._ops.special import nextafter as nextafter
+from tdfunc._ops.special import polygamma as polygamma
+from tdfunc._ops.special import xlogy as xlogy
 from tdfunc._ops.state import load_state_dict as load_state_dict
 from tdfunc._ops.state import state_dict as state_dict
 from tdfunc._ops.training import check_finite as check_finite
@@ -317,6 +346,7 @@ __version__ = "0.1.0"
 __all__ = [
     "errors",
     "func",
+    "interop",
     "nn",
     "objectives",
     "optim",
@@ -393,6 +423,24 @@ __all__ = [
     "logical_xor",
     "maximum",
     "minimum",
+    "copysign",
+    "float_power",
+    "fmax",
+    "fmin",
+    "gcd",
+    "heaviside",
+    "hypot",
+    "igamma",
+    "igammac",
+    "isin",
+    "lcm",
+    "ldexp",
+    "logaddexp",
+    "logaddexp2",
+    "mvlgamma",
+    "nextafter",
+    "polygamma",
+    "xlogy",
     "PackLayout",
     "pack",
     "ravel",
@@ -436,6 +484,13 @@ __all__ = [
     "mean",
     "sum",
     "ValuesIndices",
+    "MinMax",
+    "aminmax",
+    "kthvalue",
+    "mode",
+    "nanquantile",
+    "std_mean",
+    "var_mean",
     "amax",
     "amin",
     "argmax",

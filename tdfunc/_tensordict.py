@@ -38,6 +38,7 @@ from tdfunc._ops import (
     reduce,
     restructure,
     shape,
+    special,
     state,
     training,
     unary,
@@ -252,6 +253,24 @@ class Tree(Node):
     logical_xor = logic.logical_xor
     maximum = logic.maximum
     minimum = logic.minimum
+    copysign = special.copysign
+    float_power = special.float_power
+    fmax = special.fmax
+    fmin = special.fmin
+    gcd = special.gcd
+    heaviside = special.heaviside
+    hypot = special.hypot
+    igamma = special.igamma
+    igammac = special.igammac
+    isin = special.isin
+    lcm = special.lcm
+    ldexp = special.ldexp
+    logaddexp = special.logaddexp
+    logaddexp2 = special.logaddexp2
+    mvlgamma = special.mvlgamma
+    nextafter = special.nextafter
+    polygamma = special.polygamma
+    xlogy = special.xlogy
     __and__ = logic.bitwise_and
     __rand__ = logic.bitwise_and
     __or__ = logic.bitwise_or
@@ -347,6 +366,12 @@ class Tree(Node):
     quantile = reduce.quantile
     std = reduce.std
     var = reduce.var
+    aminmax = reduce.aminmax
+    kthvalue = reduce.kthvalue
+    mode = reduce.mode
+    nanquantile = reduce.nanquantile
+    std_mean = reduce.std_mean
+    var_mean = reduce.var_mean
 
     # As one vector
     check_finite = training.check_finite

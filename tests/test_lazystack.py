@@ -131,11 +131,13 @@ BINARY = (
     *("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "pow", "eq"),
     *("ne", "lt", "le", "gt", "ge", "atan2", "fmod", "logical_and", "logical_or"),
     *("logical_xor", "maximum", "minimum", "isclose", "allclose", "clamp_min"),
-    "clamp_max",
+    *("clamp_max", "copysign", "fmax", "fmin", "float_power", "heaviside", "hypot"),
+    *("ldexp", "logaddexp", "logaddexp2", "nextafter", "xlogy"),
 )
 REDUCTIONS = (
     *("sum", "mean", "all", "any", "amax", "amin", "argmax", "argmin", "logsumexp"),
     *("max", "median", "min", "nanmean", "nansum", "prod", "std", "var"),
+    *("aminmax", "std_mean", "var_mean"),
 )
 MAKES = {"rand_like", "randn_like", "empty_like"}
 
@@ -153,6 +155,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     **over("count_nonzero"),
     "count_nonzero fold": lambda td: td.count_nonzero(reduce=True),
     **over("nanmedian"),
+    **over("nanquantile", 0.5),
+    "mode": lambda td: td.filter_non_tensor().mode("feature"),
+    "kthvalue": lambda td: td.filter_non_tensor().kthvalue(1, "feature"),
     "new_zeros": lambda td: td.new_zeros(4),
     "new_ones": lambda td: td.new_ones(4),
     "new_full": lambda td: td.new_full([4], 2.0),
@@ -172,7 +177,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cat_tensors": lambda td: td.cat_tensors("x", "x", out_key="y"),
     "stack_tensors": lambda td: td.stack_tensors("x", "x", out_key="y"),
     **{name: binary(name) for name in BINARY},
-    **{name: ints(name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{
+        name: ints(name)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "lcm")
+    },
+    "igamma": lambda td: td.abs().igamma(td.abs()),
+    "igammac": lambda td: td.abs().igammac(1),
+    "isin": lambda td: td.isin(torch.tensor([1.0, 2.0])),
+    "polygamma": lambda td: td.polygamma(1),
+    "mvlgamma": lambda td: (td.abs() + 2).mvlgamma(2),
     **{k: v for name in REDUCTIONS for k, v in over(name).items()},
     **over("norm", 2),
     **over("quantile", 0.5),
@@ -434,7 +447,10 @@ REFUSED: dict[str, str] = {
     ),
     **{
         f"{name} {what}": kinds
-        for name in (*REDUCTIONS, "norm", "quantile", "count_nonzero", "nanmedian")
+        for name in (
+            *(*REDUCTIONS, "norm", "quantile", "nanquantile", "count_nonzero"),
+            "nanmedian",
+        )
         for what, kinds in {
             "all": "" if name in {"all", "any"} else ALL,
             "0": "root0 nested",

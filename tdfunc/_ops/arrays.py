@@ -177,8 +177,23 @@ def _as_array(leaf: torch.Tensor, path: Path) -> np.ndarray[Any, Any]:
             path=path,
             expected="a dense CPU tensor of a dtype that NumPy has",
             got=f"{leaf.dtype} on {leaf.device} ({error})",
-            fix="td.to('cpu'), td.to(torch.float32)",
+            fix=_fix_for(leaf),
         ) from error
+
+
+def _fix_for(leaf: torch.Tensor) -> str:
+    """Return the call after which a leaf can become an array."""
+    if leaf.is_conj():
+        return "td.apply(torch.resolve_conj)"
+    if leaf.is_neg():
+        return "td.apply(torch.resolve_neg)"
+    if leaf.is_meta:
+        return "td.zeros_like(device='cpu')"
+    if leaf.device.type != "cpu":
+        return "td.to('cpu')"
+    if leaf.layout != torch.strided:
+        return "td.apply(torch.Tensor.to_dense)"
+    return "td.to(torch.float32)"
 
 
 def to_numpy(td: Node) -> dict[str, Any]:

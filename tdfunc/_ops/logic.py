@@ -81,7 +81,7 @@ def _dtype_with(value: Any, like: torch.Tensor) -> torch.dtype:
     return dtype
 
 
-def _of_tensors(
+def of_tensors(
     fn: Callable[..., torch.Tensor], x: torch.Tensor, *others: Any
 ) -> torch.Tensor:
     """Return ``fn(x, *others)`` for a function that takes no numbers."""
@@ -98,7 +98,7 @@ def logical_and(td: NodeT, other: Any) -> NodeT:
         >>> td.logical_and(td < 2)["x"].tolist()
         [False, True, False]
     """
-    return binary(td, other, partial(_of_tensors, torch.logical_and))
+    return binary(td, other, partial(of_tensors, torch.logical_and))
 
 
 def logical_or(td: NodeT, other: Any) -> NodeT:
@@ -111,7 +111,7 @@ def logical_or(td: NodeT, other: Any) -> NodeT:
         >>> td.logical_or(td == 0)["x"].tolist()
         [True, True, True]
     """
-    return binary(td, other, partial(_of_tensors, torch.logical_or))
+    return binary(td, other, partial(of_tensors, torch.logical_or))
 
 
 def logical_xor(td: NodeT, other: Any) -> NodeT:
@@ -124,7 +124,7 @@ def logical_xor(td: NodeT, other: Any) -> NodeT:
         >>> td.logical_xor(1)["x"].tolist()
         [True, False, False]
     """
-    return binary(td, other, partial(_of_tensors, torch.logical_xor))
+    return binary(td, other, partial(of_tensors, torch.logical_xor))
 
 
 def bitwise_and(td: NodeT, other: Any) -> NodeT:
@@ -286,7 +286,7 @@ def maximum(td: NodeT, other: Any) -> NodeT:
         [2.0, 3.0]
     """
     return binary(
-        td, other, partial(_of_tensors, torch.maximum), _each(foreach_maximum, other)
+        td, other, partial(of_tensors, torch.maximum), _each(foreach_maximum, other)
     )
 
 
@@ -300,7 +300,7 @@ def minimum(td: NodeT, other: Any) -> NodeT:
         [1.0, 2.0]
     """
     return binary(
-        td, other, partial(_of_tensors, torch.minimum), _each(foreach_minimum, other)
+        td, other, partial(of_tensors, torch.minimum), _each(foreach_minimum, other)
     )
 
 
@@ -334,7 +334,7 @@ def atan2(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.tensor([0.0, 1.0])}, 2).atan2(1)["x"]
         tensor([0.0000, 0.7854])
     """
-    return binary(td, other, partial(_of_tensors, torch.atan2))
+    return binary(td, other, partial(of_tensors, torch.atan2))
 
 
 def rfmod(td: NodeT, other: Any) -> NodeT:
@@ -480,7 +480,7 @@ def addcmul(td: NodeT, tensor1: Any, tensor2: Any, *, value: float = 1) -> NodeT
         >>> td.addcmul(td, torch.tensor([10.0, 100.0]), value=2)["x"].tolist()
         [21.0, 402.0]
     """
-    fn = partial(_of_tensors, partial(torch.addcmul, value=value))
+    fn = partial(of_tensors, partial(torch.addcmul, value=value))
     return ternary(td, tensor1, tensor2, fn, _scaled(foreach_addcmul, value))
 
 
@@ -500,7 +500,7 @@ def addcdiv(td: NodeT, tensor1: Any, tensor2: Any, *, value: float = 1) -> NodeT
         >>> td.addcdiv(td, td, value=2)["x"].tolist()
         [3.0, 4.0]
     """
-    fn = partial(_of_tensors, partial(torch.addcdiv, value=value))
+    fn = partial(of_tensors, partial(torch.addcdiv, value=value))
     return ternary(td, tensor1, tensor2, fn, _scaled(foreach_addcdiv, value))
 
 

@@ -100,7 +100,7 @@ def binary(
         return _with_tree(td, other, fn, each)
     if isinstance(other, Numbers):
         return pointwise(td, fn, each, other)
-    return _with_tensor(td, _as_operand(other), fn, each)
+    return _with_tensor(td, as_operand(other), fn, each)
 
 
 def _with_tensor(
@@ -164,7 +164,7 @@ def ternary(
         OperandError: an operand is of another kind, or does not broadcast.
         StructureError: an operand is a tree with other entries.
     """
-    operands = [_as_operand(one), _as_operand(two)]
+    operands = [as_operand(one), as_operand(two)]
     if not td._schema.plain:
         return _ternary_apart(td, operands, fn, each)
     sizes = [x.batch_size if isinstance(x, Node) else None for x in (td, *operands)]
@@ -215,7 +215,7 @@ def _each_triple(
         return None  # the loop says which leaf is wrong
 
 
-def _as_operand(other: Any) -> Any:
+def as_operand(other: Any) -> Any:
     """Return a number, a tensor or a tree as it is, and an array as a tensor."""
     if isinstance(other, (np.ndarray, np.generic)):
         return as_leaf(other, ())
@@ -239,7 +239,7 @@ def _binary_apart(
     if td._schema.rows:
         right = _bare_operand(td, other)
         return around_rows(td, lambda left: binary(left, right, fn, each))
-    other = _as_operand(other)
+    other = as_operand(other)
     if isinstance(other, Node):
         other = as_lazy(td, other)
         _check_entries(td, other)

@@ -54,28 +54,35 @@ if TYPE_CHECKING:
     Reduction: TypeAlias = Callable[[list[int] | None, bool], Callable[..., Any]]
 
 __all__ = [
+    "MinMax",
     "ValuesIndices",
     "all",
     "amax",
     "amin",
+    "aminmax",
     "any",
     "argmax",
     "argmin",
     "count_nonzero",
+    "kthvalue",
     "logsumexp",
     "max",
     "mean",
     "median",
     "min",
+    "mode",
     "nanmean",
     "nanmedian",
+    "nanquantile",
     "nansum",
     "norm",
     "prod",
     "quantile",
     "std",
+    "std_mean",
     "sum",
     "var",
+    "var_mean",
 ]
 
 
@@ -89,6 +96,18 @@ class ValuesIndices(NamedTuple):
 
     values: Any
     indices: Any
+
+
+class MinMax(NamedTuple):
+    """What `aminmax` returns.
+
+    Attributes:
+        min: the least elements.
+        max: the greatest elements.
+    """
+
+    min: Any
+    max: Any
 
 
 def sum(
@@ -192,6 +211,8 @@ def all(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
 ) -> Any:
     """Return whether all elements are true.
 
@@ -200,12 +221,16 @@ def all(
         dim: None for all elements of all leaves; else what to reduce, see the module
             docstring.
         keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor, which is done without `dim` anyhow.
 
     Returns:
         One bool tensor of shape ``[]`` without `dim` (true for a tree without leaves),
-        so that it can be traced; a tree of booleans with `dim`.
+        so that it can be traced; one of shape ``[*batch]`` with
+        ``dim="feature"`` and `reduce`; else a tree of booleans (of uint8 for uint8,
+        as torch has it).
 
     Raises:
+        OperandError: `reduce` with batch dims or with `keepdim`.
         ShapeError: `dim` is no batch dim.
 
     Examples:
@@ -215,13 +240,15 @@ def all(
         >>> (td == td).all()
         tensor(True)
     """
-    return _truth(td, "all", torch.all, dim, keepdim=keepdim)
+    return _truth(td, "all", torch.all, dim, keepdim=keepdim, fold=reduce)
 
 
 def any(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
 ) -> Any:
     """Return whether any element is true.
 
@@ -230,12 +257,16 @@ def any(
         dim: None for all elements of all leaves; else what to reduce, see the module
             docstring.
         keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor, which is done without `dim` anyhow.
 
     Returns:
         One bool tensor of shape ``[]`` without `dim` (false for a tree without
-        leaves), so that it can be traced; a tree of booleans with `dim`.
+        leaves), so that it can be traced; one of shape ``[*batch]`` with
+        ``dim="feature"`` and `reduce`; else a tree of booleans (of uint8 for uint8,
+        as torch has it).
 
     Raises:
+        OperandError: `reduce` with batch dims or with `keepdim`.
         ShapeError: `dim` is no batch dim.
 
     Examples:
@@ -244,18 +275,26 @@ def any(
         >>> (TensorDict({"x": torch.arange(2)}, 2) > 0).any()
         tensor(True)
     """
-    return _truth(td, "any", torch.any, dim, keepdim=keepdim)
+    return _truth(td, "any", torch.any, dim, keepdim=keepdim, fold=reduce)
 
 
 def _truth(
-    td: Node, name: str, fn: Callable[..., torch.Tensor], dim: Any, *, keepdim: bool
+    td: Node,
+    name: str,
+    fn: Callable[..., torch.Tensor],
+    dim: Any,
+    *,
+    keepdim: bool,
+    fold: bool,
 ) -> Any:
     def as_bool(leaf: torch.Tensor, **dims: Any) -> torch.Tensor:
-        # torch keeps uint8 here, for history's sake.
+        # torch keeps uint8 here, for history's sake; leaves of several dtypes do not.
         return fn(leaf, **dims).to(torch.bool)
 
+    if fold and (dim is not None or keepdim):
+        return fn(_stacked(td, name, _over_dims(as_bool), dim, keepdim=keepdim), 0)
     if dim is not None or keepdim:
-        return _reduced(td, name, _over_dims(as_bool), dim, keepdim=keepdim)
+        return _reduced(td, name, _over_dims(fn), dim, keepdim=keepdim)
     td = without_rows(_spread(td, None))
     parts = map_leaves(td._schema, td._leaves, as_bool)
     if not parts:
@@ -506,6 +545,8 @@ def median(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
 ) -> Any:
     """Return the medians (the lower of two) of every leaf, with `dim` also where.
 
@@ -513,9 +554,11 @@ def median(
         td: the tree.
         dim: what to reduce; see the module docstring, as for the errors.
         keepdim: keep the reduced dims with size 1.
+        reduce: the median of the elements of all leaves together, as one tensor.
 
     Returns:
-        `ValuesIndices` of two trees with `dim`; a tree of medians without.
+        `ValuesIndices` of two trees with `dim`; a tree of medians without; one
+        tensor with `reduce`.
 
     Examples:
         >>> import torch
@@ -524,6 +567,9 @@ def median(
         >>> td.median()["x"], td.median(0).indices["x"]
         (tensor(2), tensor(2))
     """
+    if reduce:
+        row = _row(td, "median", dim, keepdim=keepdim)
+        return torch.median(row, -1).values
     found = _pair(td, "median", _along(torch.median), dim, keepdim=keepdim)
     return found.values if dim is None else found
 
@@ -532,6 +578,8 @@ def nanmedian(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
 ) -> Any:
     """Return the medians of the elements that are not NaN, with `dim` also where.
 
@@ -539,9 +587,11 @@ def nanmedian(
         td: the tree.
         dim: what to reduce; see the module docstring, as for the errors.
         keepdim: keep the reduced dims with size 1.
+        reduce: the median of the elements of all leaves together, as one tensor.
 
     Returns:
-        `ValuesIndices` of two trees with `dim`; a tree of medians without. The median
+        `ValuesIndices` of two trees with `dim`; a tree of medians without; one
+        tensor with `reduce`. The median
         of nothing but NaN is NaN.
 
     Examples:
@@ -551,6 +601,9 @@ def nanmedian(
         >>> td.nanmedian()["x"], td.nanmedian(0).indices["x"]
         (tensor(2.), tensor(3))
     """
+    if reduce:
+        row = _row(td, "nanmedian", dim, keepdim=keepdim)
+        return torch.nanmedian(row, -1).values
     found = _pair(td, "nanmedian", _along(torch.nanmedian), dim, keepdim=keepdim)
     return found.values if dim is None else found
 
@@ -559,6 +612,8 @@ def argmax(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
 ) -> Any:
     """Return where the greatest elements of every leaf are, as int64.
 
@@ -566,6 +621,7 @@ def argmax(
         td: the tree.
         dim: what to reduce; see the module docstring, as for the errors.
         keepdim: keep the reduced dims with size 1.
+        reduce: refused: a position in several leaves is no number.
 
     Examples:
         >>> import torch
@@ -574,6 +630,8 @@ def argmax(
         >>> td.argmax(0)["x"].tolist(), td.argmax()["x"].item()
         ([1, 0], 1)
     """
+    if reduce:
+        _refuse_position("argmax", dim)
     return _reduced(td, "argmax", _along(torch.argmax), dim, keepdim=keepdim)
 
 
@@ -581,6 +639,8 @@ def argmin(
     td: Node,
     dim: int | str | Sequence[int | str] | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
 ) -> Any:
     """Return where the least elements of every leaf are, as int64.
 
@@ -588,6 +648,7 @@ def argmin(
         td: the tree.
         dim: what to reduce; see the module docstring, as for the errors.
         keepdim: keep the reduced dims with size 1.
+        reduce: refused: a position in several leaves is no number.
 
     Examples:
         >>> import torch
@@ -596,7 +657,26 @@ def argmin(
         >>> td.argmin(0)["x"].tolist(), td.argmin()["x"].item()
         ([0, 1], 0)
     """
+    if reduce:
+        _refuse_position("argmin", dim)
     return _reduced(td, "argmin", _along(torch.argmin), dim, keepdim=keepdim)
+
+
+def _refuse_position(name: str, dim: Any) -> None:
+    """Raise: elements of several leaves have no common numbers.
+
+    Raises:
+        OperandError: always.
+    """
+    whole = "td.pack()[0]" if dim == "feature" else "tdfunc.ravel(td)[0]"
+    extreme = "amax" if name == "argmax" else "amin"
+    first = "" if dim is None else f"{dim!r}, "
+    raise OperandError(
+        f"{name} of all leaves together would not say which leaf",
+        got="reduce=True",
+        fix=f"{whole}.{name}(-1) counts the elements of all leaves behind each other; "
+        f"td.{extreme}({first}reduce=True) is the element",
+    )
 
 
 def norm(
@@ -621,6 +701,9 @@ def norm(
     Returns:
         A tree, or one tensor with `reduce`.
 
+    Raises:
+        OptionError: `p` is no number.
+
     Examples:
         >>> import torch
         >>> from tdfunc import TensorDict
@@ -628,6 +711,13 @@ def norm(
         >>> td.norm()["x"], td.norm(reduce=True)
         (tensor(5.), tensor(13.))
     """
+    if not isinstance(p, (float, int)):
+        raise OptionError(
+            "the order of a norm is a number",
+            expected="p before dim",
+            got=repr(p),
+            fix=f"td.norm(dim={p!r})",
+        )
     over = _over_dims(partial(torch.linalg.vector_norm, ord=p), dtype=dtype)
     if not reduce:
         return _reduced(td, "norm", over, dim, keepdim=keepdim)
@@ -788,6 +878,7 @@ def quantile(
     keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     *,
     interpolation: str = "linear",
+    reduce: bool = False,
 ) -> Any:
     """Return the quantiles of every leaf.
 
@@ -798,12 +889,14 @@ def quantile(
         keepdim: keep the reduced dims with size 1.
         interpolation: what lies between two elements, by torch's words: "linear",
             "lower", "higher", "midpoint" or "nearest".
+        reduce: the quantiles of the elements of all leaves together, as one tensor.
 
     Returns:
-        A tree of batch size ``[*reduced]``, or ``[len(q), *reduced]``.
+        A tree of batch size ``[*reduced]``, or ``[len(q), *reduced]``; one tensor of
+        such a shape with `reduce`.
 
     Raises:
-        OptionError: `q` has more than one dim.
+        OptionError: `q` has more than one dim, or is a number outside of 0 to 1.
 
     Examples:
         >>> import torch
@@ -812,6 +905,60 @@ def quantile(
         >>> td.quantile(0.5, 0)["x"], td.quantile([0.25, 0.75], 0)["x"]
         (tensor(2.), tensor([1., 3.]))
     """
+    options: Any = {"interpolation": interpolation, "fold": reduce}
+    return _quantile(td, "quantile", q, dim, keepdim=keepdim, **options)
+
+
+def nanquantile(
+    td: Node,
+    q: float | Sequence[float] | torch.Tensor,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    interpolation: str = "linear",
+    reduce: bool = False,
+) -> Any:
+    """Return the quantiles of the elements that are not NaN, of every leaf.
+
+    Args:
+        td: the tree.
+        q: one number from 0 to 1, or several, which make a new first batch dim.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        interpolation: what lies between two elements, by torch's words: "linear",
+            "lower", "higher", "midpoint" or "nearest".
+        reduce: the quantiles of the elements of all leaves together, as one tensor.
+
+    Returns:
+        A tree of batch size ``[*reduced]``, or ``[len(q), *reduced]``; one tensor of
+        such a shape with `reduce`.
+
+    Raises:
+        OptionError: `q` has more than one dim, or is a number outside of 0 to 1.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([1.0, float("nan"), 3.0])}, 3)
+        >>> td.nanquantile(0.5, 0)["x"], td.quantile(0.5, 0)["x"]
+        (tensor(2.), tensor(nan))
+    """
+    options: Any = {"interpolation": interpolation, "fold": reduce}
+    return _quantile(td, "nanquantile", q, dim, keepdim=keepdim, **options)
+
+
+def _quantile(
+    td: Node,
+    name: str,
+    q: Any,
+    dim: Any,
+    *,
+    keepdim: bool,
+    interpolation: str,
+    fold: bool,
+) -> Any:
+    fn: Any = getattr(torch, name)
+    options: Any = {"interpolation": interpolation, "fold": fold}
     levels = q if isinstance(q, (int, float, torch.Tensor)) else torch.tensor(q)
     rank = levels.dim() if isinstance(levels, torch.Tensor) else 0
     if rank > 1:
@@ -819,25 +966,199 @@ def quantile(
             "q is a number or a row of numbers", expected="at most 1 dim", got=rank
         )
 
+    # Of tensors torch says so, since their values may not be known while it traces.
+    known: Any = () if isinstance(q, torch.Tensor) else q
+    known = (known,) if isinstance(known, (int, float)) else known
+    numbers = [level for level in known if isinstance(level, (int, float))]
+    if not builtins.all([0 <= level <= 1 for level in numbers]):
+        raise OptionError(
+            "a quantile is a part of the elements",
+            expected="q from 0 to 1",
+            got=q,
+            fix=f"td.{name}(0.95) for 95 percent",
+        )
+
     def one(leaf: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:  # noqa: FBT001
         own = levels
         if isinstance(own, torch.Tensor):
             own = own.to(dtype=leaf.dtype, device=leaf.device)
-        return torch.quantile(leaf, own, dim, keepdim, interpolation=interpolation)
+        return fn(leaf, own, dim, keepdim, interpolation=interpolation)
 
+    if fold:
+        row = _row(td, name, dim, keepdim=keepdim)
+        return one(row, -1, False)  # noqa: FBT003
     if td._schema.lazy:
         if rank:
-            refuse_lazy(td, "quantile with several levels")
-        return _reduced(td, "quantile", _along(one), dim, keepdim=keepdim)
-    if _passes_rows(td, "quantile", dim):
+            refuse_lazy(td, f"{name} with several levels")
+        return _reduced(td, name, _along(one), dim, keepdim=keepdim)
+    if _passes_rows(td, name, dim):
         return around_rows(
-            td, lambda t: quantile(t, q, dim, keepdim, interpolation=interpolation)
+            td, lambda t: _quantile(t, name, q, dim, keepdim=keepdim, **options)
         )
     schema, leaves, size, names = _laid(td, _along(one, rank), dim, keepdim=keepdim)
     if isinstance(levels, torch.Tensor) and rank:
         size = torch.Size([levels.shape[0], *size])
         names = None if names is None else (None, *names)
     return make(schema, leaves, td._statics, size, names)
+
+
+def mode(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = -1,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the most frequent elements of every leaf, the least of several, and where.
+
+    Args:
+        td: the tree.
+        dim: what to reduce, the last batch dim if left out, as in torch; see the module
+            docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: the most frequent of the elements of all leaves together, as one tensor;
+            `dim` is None or "feature".
+
+    Returns:
+        `ValuesIndices` of two trees; a tree of values with ``dim=None``; one tensor
+        with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3, 1, 3])}, 3)
+        >>> td.mode().values["x"], td.mode(None, reduce=True)
+        (tensor(3), tensor(3))
+    """
+    if reduce:
+        return torch.mode(_row(td, "mode", dim, keepdim=keepdim), -1).values
+    found = _pair(td, "mode", _along(torch.mode), dim, keepdim=keepdim)
+    return found.values if dim is None else found
+
+
+def kthvalue(
+    td: Node,
+    k: int,
+    dim: int | str | Sequence[int | str] | None = -1,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    *,
+    reduce: bool = False,
+) -> Any:
+    """Return the `k`-th least elements of every leaf, and where they are.
+
+    Args:
+        td: the tree.
+        k: which one, from 1.
+        dim: what to reduce, the last batch dim if left out, as in torch; see the module
+            docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: the `k`-th of the elements of all leaves together, as one tensor; `dim`
+            is None or "feature".
+
+    Returns:
+        `ValuesIndices` of two trees; a tree of values with ``dim=None``; one tensor
+        with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([3, 1, 2])}, 3)
+        >>> td.kthvalue(2).values["x"], td.kthvalue(2).indices["x"]
+        (tensor(2), tensor(2))
+    """
+
+    def one(leaf: torch.Tensor, dim: int, keepdim: bool) -> Any:  # noqa: FBT001
+        return torch.kthvalue(leaf, k, dim, keepdim)
+
+    if reduce:
+        row = _row(td, "kthvalue", dim, keepdim=keepdim)
+        return torch.kthvalue(row, k, -1).values
+    found = _pair(td, "kthvalue", _along(one), dim, keepdim=keepdim)
+    return found.values if dim is None else found
+
+
+def aminmax(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as all reductions
+    *,
+    reduce: bool = False,
+) -> MinMax:
+    """Return the least and the greatest elements: ``(td.amin(...), td.amax(...))``.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        reduce: fold all leaves into one tensor.
+
+    Returns:
+        Two trees, or two tensors with `reduce`.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> TensorDict({"x": torch.tensor([3, 1, 2])}, 3).aminmax(reduce=True)
+        MinMax(min=tensor(1), max=tensor(3))
+    """
+    least = amin(td, dim, keepdim, reduce=reduce)
+    return MinMax(least, amax(td, dim, keepdim, reduce=reduce))
+
+
+def var_mean(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as all reductions
+    *,
+    correction: float = 1,
+    reduce: bool = False,
+) -> tuple[Any, Any]:
+    """Return variances and means: ``(td.var(...), td.mean(...))``.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        correction: what the number of elements is reduced by in the denominator.
+        reduce: those of the elements of all leaves together, as two tensors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([1.0, 3.0])}, 2)
+        >>> td.var_mean(reduce=True)
+        (tensor(2.), tensor(2.))
+    """
+    spread = var(td, dim, keepdim, correction=correction, reduce=reduce)
+    return spread, mean(td, dim, keepdim, reduce=reduce)
+
+
+def std_mean(
+    td: Node,
+    dim: int | str | Sequence[int | str] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as all reductions
+    *,
+    correction: float = 1,
+    reduce: bool = False,
+) -> tuple[Any, Any]:
+    """Return standard deviations and means: ``(td.std(...), td.mean(...))``.
+
+    Args:
+        td: the tree.
+        dim: what to reduce; see the module docstring, as for the errors.
+        keepdim: keep the reduced dims with size 1.
+        correction: what the number of elements is reduced by in the denominator.
+        reduce: those of the elements of all leaves together, as two tensors.
+
+    Examples:
+        >>> import torch
+        >>> from tdfunc import TensorDict
+        >>> td = TensorDict({"x": torch.tensor([1.0, 3.0])}, 2)
+        >>> td.std_mean(correction=0, reduce=True)
+        (tensor(1.), tensor(2.))
+    """
+    spread = std(td, dim, keepdim, correction=correction, reduce=reduce)
+    return spread, mean(td, dim, keepdim, reduce=reduce)
 
 
 # What a reduction of one leaf is
@@ -891,6 +1212,24 @@ def _unsqueezed(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
 # What a reduction of a tree is
 
 
+def _as_dims(dim: Any) -> list[int | str]:
+    """Return the dims that a call names.
+
+    Raises:
+        ShapeError: it names none.
+    """
+    if isinstance(dim, (int, str)):
+        return [dim]
+    try:
+        return list(dim)
+    except TypeError:
+        raise ShapeError(
+            "this is no dim",
+            expected="a batch dim, a dim name, several of them, 'feature' or None",
+            got=f"{dim!r} of type {type(dim).__name__}",
+        ) from None
+
+
 def _passes_rows(td: Node, name: str, dim: Any) -> bool:
     """Return whether there are rows of values, which reducing features leaves alone.
 
@@ -899,8 +1238,7 @@ def _passes_rows(td: Node, name: str, dim: Any) -> bool:
     """
     if not td._schema.rows:
         return False
-    one = isinstance(dim, (int, str))
-    if dim != "feature" and (dim is None or one or len(dim)):
+    if dim != "feature" and (dim is None or _as_dims(dim)):
         refuse_rows(td, name)
     return True
 
@@ -928,7 +1266,7 @@ def _apart(td: Any, fn: Callable[..., Any], dim: Any, *, keepdim: bool) -> Any:
         return td
     if dim == "feature":
         return along_lazy(td, "a reduction", lambda t, _: fn(t, "feature"), [])
-    given = [dim] if isinstance(dim, (int, str)) else list(dim)
+    given = _as_dims(dim)
     dims = [as_dim(td, d) for d in given]
     return along_lazy(td, "a reduction", fn, dims, gone=not keepdim)
 
@@ -997,7 +1335,7 @@ def _laid(
         leaves = _each_over(td, over, dims, keepdim=keepdim)
         kids = kept if keepdim else (0,) * len(kept)
         return schema.with_ranks(kids), leaves, size, td._names
-    given = [dim] if isinstance(dim, (int, str)) else list(dim)
+    given = _as_dims(dim)
     gone = sorted({as_dim(td, d) for d in given})
     if len(gone) != len(given):
         raise ShapeError("a dim comes twice", got=given)
@@ -1085,8 +1423,13 @@ def _behind(td: Node) -> list[range]:
     return [range(dims, leaf.dim()) for leaf in td._leaves]
 
 
-# The variance of variances is none.
-_NOT_IN_STEPS = frozenset({"nanmean", "std", "var"})
+# The variance of variances is none, nor the median of medians.
+_NOT_IN_STEPS = frozenset(
+    {
+        *("kthvalue", "median", "mode", "nanmean", "nanmedian", "nanquantile"),
+        *("quantile", "std", "var"),
+    }
+)
 
 
 def _check_foldable(td: Node, name: str, dim: Any, *, keepdim: bool) -> None:
@@ -1098,7 +1441,7 @@ def _check_foldable(td: Node, name: str, dim: Any, *, keepdim: bool) -> None:
         else:
             fix = f'td.{name}(dim="feature", reduce=True).{name}(dim={dim!r})'
         raise OperandError(
-            "leaves of different shapes can not be folded into one tensor",
+            "single batch dims of all leaves can not be folded into one tensor",
             expected='dim=None or dim="feature" with reduce=True, without keepdim',
             got=f"dim={dim!r}, keepdim={keepdim}",
             fix=fix,

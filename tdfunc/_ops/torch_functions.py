@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tdfunc._core._torch import is_higher_order
 from tdfunc._core.node import Node
+from tdfunc._core.tree import pointwise as pointwise_of
 from tdfunc._ops import (
     autograd,
     convert,
@@ -22,6 +24,7 @@ from tdfunc._ops import (
     pointwise,
     reduce,
     shape,
+    special,
     unary,
 )
 from tdfunc.errors import OperandError
@@ -68,6 +71,51 @@ def _norm(input: Any, p: Any = "fro", *args: Any, **options: Any) -> Any:
 
 def _vector_norm(input: Any, ord: Any = 2, *args: Any, **options: Any) -> Any:
     return reduce.norm(input, ord, *args, **options)
+
+
+def _polygamma(n: int, td: Any) -> Any:
+    return special.polygamma(td, n)
+
+
+def _activation(fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def call(td: Any, *args: Any, **options: Any) -> Any:
+        return pointwise_of(td, partial(fn, **options) if options else fn, None, *args)
+
+    return call
+
+
+def _pad(td: Any, pad: Sequence[int], *_: Any, value: float = 0, **__: Any) -> Any:
+    """Refuse: the first pair of torch's is for the last dim.
+
+    Raises:
+        OperandError: always.
+    """
+    pairs = list(zip(pad[::2], pad[1::2], strict=False))
+    missing = max(len(td.batch_size) - len(pairs), 0)
+    own = [0, 0] * missing + [n for pair in reversed(pairs) for n in pair]
+    given = f", value={value}" if value else ""
+    raise OperandError(
+        "torch's 'pad' counts its pairs from the last dim, which of a tree would be "
+        "the last batch dim to some and a feature dim to others",
+        fix=f"td.pad({own}{given}), whose pairs begin with the first batch dim; "
+        "td.apply pads features",
+    )
+
+
+# Functions of every element that networks use; trees have no methods for them. Those
+# that draw numbers are left out, and hardsigmoid and hardswish, for which Dynamo does
+# not ask the tree.
+_F = torch.nn.functional
+_ACTIVATIONS: tuple[Callable[..., torch.Tensor], ...] = (
+    *(
+        _F.celu,
+        _F.elu,
+        _F.gelu,
+        _F.hardshrink,
+    ),
+    *(_F.hardtanh, _F.leaky_relu, _F.logsigmoid, _F.mish, _F.relu6, _F.selu, _F.silu),
+    *(_F.softshrink, _F.softsign, _F.tanhshrink, torch.celu, torch.selu),
+)
 
 
 # Written as data so that adding one is adding a line. Reflected operators of
@@ -118,6 +166,8 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.min: _extreme(reduce.min, logic.minimum),
     torch.var: _spread(reduce.var),
     torch.std: _spread(reduce.std),
+    torch.var_mean: _spread(reduce.var_mean),
+    torch.std_mean: _spread(reduce.std_mean),
     torch.norm: _norm,
     torch.linalg.vector_norm: _vector_norm,
     **{
@@ -125,6 +175,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
         for name in (
             *("amax", "amin", "argmax", "argmin", "logsumexp", "median"),
             *("count_nonzero", "nanmean", "nanmedian", "nansum", "prod", "quantile"),
+            *("aminmax", "kthvalue", "mode", "nanquantile"),
         )
     },
     **{getattr(torch, name): getattr(order, name) for name in order.__all__},
@@ -151,6 +202,25 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.nn.functional.relu: unary.relu,
     torch.nn.functional.softplus: unary.softplus,
     torch.special.expit: unary.sigmoid,
+    torch.isin: special.isin,
+    torch.mvlgamma: special.mvlgamma,
+    torch.special.multigammaln: special.mvlgamma,
+    torch.polygamma: _polygamma,
+    torch.special.polygamma: _polygamma,
+    torch.special.softmax: order.softmax,
+    torch.special.log_softmax: order.log_softmax,
+    torch.special.logsumexp: reduce.logsumexp,
+    torch.special.psi: unary.digamma,
+    torch.special.gammaln: unary.lgamma,
+    **{
+        getattr(torch.special, name): getattr(unary, name)
+        for name in (
+            *("digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p"),
+            *("logit", "round", "sinc"),
+        )
+    },
+    **{fn: _activation(fn) for fn in _ACTIVATIONS},
+    torch.nn.functional.pad: _pad,
     torch.nn.functional.l1_loss: losses.l1_loss,
     torch.nn.functional.mse_loss: losses.mse_loss,
     torch.nn.functional.smooth_l1_loss: losses.smooth_l1_loss,
@@ -191,6 +261,11 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "minimum": (logic.minimum, logic.minimum),
     "fmod": (logic.fmod, logic.rfmod),
     "atan2": (logic.atan2, logic.ratan2),
+    **{
+        name: (getattr(special, name), special.reflected(name))
+        for name in special.__all__
+        if name not in {"isin", "mvlgamma", "polygamma"}
+    },
     "isclose": (logic.isclose, logic.risclose),
     "allclose": (logic.allclose, logic.rallclose),
 }
@@ -220,7 +295,7 @@ _OPERATORS = {
 # Torch's names of arguments that are the first ones here, in order.
 _POSITIONAL = (
     *("tensors", "tensor", "condition", "input", "other", "shape", "size"),
-    *("shifts", "dims", "dim0", "dim1", "axis0", "axis1"),
+    *("elements", "test_elements", "shifts", "dims", "dim0", "dim1", "axis0", "axis1"),
 )
 _TAKEN = frozenset(
     {
@@ -234,6 +309,8 @@ _TAKEN = frozenset(
         *("rtol", "atol", "equal_nan"),
         *("reduction", "grad_outputs", "retain_graph", "create_graph"),
         *("only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"),
+        *("assume_unique", "invert", "approximate", "negative_slope", "lambd"),
+        *("min_val", "max_val", "pad", "mode"),
         *("decimals", "eps", "nan", "posinf", "neginf", "beta", "threshold"),
     }
 )
@@ -300,6 +377,9 @@ def _add_binary() -> None:
             # `td += x` binds a new tree: trees define no augmented operator.
             _FUNCTIONS[augmented] = call
             _METHODS[f"__r{name}__"] = _mirrored(call)
+    _FUNCTIONS[torch.special.gammainc] = _FUNCTIONS[torch.igamma]
+    _FUNCTIONS[torch.special.gammaincc] = _FUNCTIONS[torch.igammac]
+    _FUNCTIONS[torch.special.xlogy] = _FUNCTIONS[torch.xlogy]
     _METHODS["__rdiv__"] = _METHODS["__rtruediv__"]
     _METHODS["pow"] = _METHODS["__pow__"]
     for alias, name in _ALIASES.items():
@@ -307,6 +387,16 @@ def _add_binary() -> None:
 
 
 _add_binary()
+
+
+def _per_leaf(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> str:
+    """Return the words for the call that gives a function one leaf after the other."""
+    name = torch.overrides.resolve_name(func) or str(func)
+    alone = len(args) == 1 and isinstance(args[0], Node) and not kwargs
+    called = name if alone else f"lambda leaf: {name}(leaf, ...)"
+    return f"td.apply({called}) acts on every leaf"
 
 
 def torch_function(
@@ -329,7 +419,7 @@ def torch_function(
                 fix="pass the leaves of torch.utils._pytree.tree_flatten(td), and "
                 "unflatten them inside"
                 if is_higher_order(func)
-                else f"td.apply(torch.{name}) acts on every leaf",
+                else _per_leaf(func, args, kwargs),
             )
         return NotImplemented
     given = list(args)

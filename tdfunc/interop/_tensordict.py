@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc import LazyStackedTensorDict, TensorClass, TensorDict
 from tdfunc._core.keys import short
 from tdfunc._core.node import Node
+from tdfunc._lazystack import LazyStackedTensorDict
 from tdfunc._ops.peer import read_peer
+from tdfunc._tensorclass import TensorClass
+from tdfunc._tensordict import TensorDict
 from tdfunc.errors import OperandError
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ LAYERS = (
     {"random", "func", "io", "optim", "distributed"},
     {"_tensordict", "_lazystack", "_tensorclass", "_pytree"},
     {"nn"},
-    {"objectives", "replay", "store"},
+    {"objectives", "replay", "store", "interop"},
     {FACADE},
-    {"testing", "interop"},
+    {"testing"},
 )
 LAYER_OF = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 

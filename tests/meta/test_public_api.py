@@ -26,7 +26,7 @@ DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 # Slow or optional packages that a plain `import tdfunc` must not pay for.
 HEAVY = [
     *("torch._dynamo", "sympy"),
-    *("h5py", "hypothesis", "pandas", "pyarrow", "redis", "zarr"),
+    *("h5py", "hypothesis", "pandas", "pyarrow", "redis", "tensordict", "zarr"),
 ]
 
 # Runs in a fresh interpreter. The names of torch that are bound to functions and
@@ -163,6 +163,14 @@ def test_version_is_that_of_the_project() -> None:
 
 def test_import_is_light(fresh_import: dict[str, Any]) -> None:
     assert set() == set(HEAVY) & set(fresh_import["modules"])
+
+
+def test_modules_are_attributes_unless_they_need_an_extra() -> None:
+    done = probe("import tdfunc; tdfunc.interop.from_tensordict; tdfunc.optim.adam")
+
+    assert "tdfunc.interop" in done["modules"]
+    assert "tdfunc.testing" not in done["modules"]
+    assert "tensordict" not in done["modules"]
 
 
 def test_import_leaves_torch_and_the_process_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,20 @@ def test_struct_arrays_agree_with_the_peer() -> None:
     for key in ("x", "i"):
         assert torch.equal(mine[key], theirs[key])
     assert np.array_equal(mine.to_struct_array(), theirs.to_struct_array())
+
+
+def test_the_advice_for_what_is_no_array_works() -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    cases: list[tuple[torch.Tensor, str, torch.Tensor]] = [
+        (z.conj(), "td.apply(torch.resolve_conj)", z.conj().resolve_conj()),
+        (z.conj().imag, "td.apply(torch.resolve_neg)", torch.tensor([-2.0, 1.0])),
+        (torch.eye(2).to_sparse(), "td.apply(torch.Tensor.to_dense)", torch.eye(2)),
+        (torch.ones(2, dtype=torch.bfloat16), "td.to(torch.float32)", torch.ones(2)),
+        (torch.ones(2, device="meta"), "td.zeros_like(device='cpu')", torch.zeros(2)),
+    ]
+    for leaf, fix, expected in cases:
+        td = TensorDict({"x": leaf}, 2)
+        with pytest.raises(OperandError, match=re.escape(fix)):
+            td.to_numpy()
+        mended = eval(fix, {"td": td, "torch": torch})  # noqa: S307
+        assert mended.to_numpy()["x"].tolist() == expected.tolist()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+import tdfunc
 from tdfunc import TensorDict, ValuesIndices
 from tdfunc.errors import OperandError, OptionError, ShapeError
 from tests.cases import Case, cases, check, fingerprint, ramp, same
@@ -486,8 +487,11 @@ def test_quantiles_of_several_levels_make_a_first_dim() -> None:
     assert same(low["x"], torch.quantile(x, 0.5, 0, interpolation="lower"))
     with pytest.raises(OptionError, match=r"at most 1 dim.*got 2"):
         td.quantile(torch.ones(1, 1))
+    for wrong in (1.5, -1, [0.5, 2]):
+        with pytest.raises(OptionError, match="from 0 to 1"):
+            td.quantile(wrong)
     with pytest.raises(RuntimeError) as caught:
-        td.quantile(1.5)
+        td.quantile(torch.tensor(1.5))
     assert any("td['n', 'y']" in note for note in caught.value.__notes__)
 
 
@@ -633,3 +637,165 @@ def test_what_counts_and_what_is_left_out() -> None:
     assert floats.nanmedian()["x"].item() == 1
     assert floats.nanmedian(0).indices["x"].item() == 3
     assert floats.median()["x"].isnan()
+
+
+def mixed() -> TensorDict:
+    x = torch.tensor([[3.0, 1.0, 1.0], [2.0, 7.0, 2.0], [5.0, 5.0, 4.0]])
+    return TensorDict({"x": x, "n": {"y": x[:, 0] + 1}}, 3)
+
+
+def elements(td: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all elements, and those of each row."""
+    x, y = td["x"], td["n", "y"]
+    return torch.cat([y, x.flatten()]), torch.cat([y[:, None], x], 1)
+
+
+LEVELS = torch.tensor([0.25, 0.75])
+FOLDS: dict[str, Any] = {
+    # name: the call with reduce, the same on the elements along the last dim
+    "median": (lambda t, **k: t.median(reduce=True, **k), lambda x: x.median(-1)[0]),
+    "nanmedian": (
+        lambda t, **k: t.nanmedian(reduce=True, **k),
+        lambda x: x.nanmedian(-1)[0],
+    ),
+    "quantile": (
+        lambda t, **k: t.quantile(0.3, reduce=True, **k),
+        lambda x: x.quantile(0.3, -1),
+    ),
+    "quantiles": (
+        lambda t, **k: t.quantile(LEVELS, reduce=True, **k),
+        lambda x: x.quantile(LEVELS, -1),
+    ),
+    "nanquantile": (
+        lambda t, **k: t.nanquantile(0.3, reduce=True, **k),
+        lambda x: x.nanquantile(0.3, -1),
+    ),
+    "mode": (
+        lambda t, dim=None: t.mode(dim, reduce=True),
+        lambda x: x.mode(-1)[0],
+    ),
+    "kthvalue": (
+        lambda t, dim=None: t.kthvalue(2, dim, reduce=True),
+        lambda x: x.kthvalue(2, -1)[0],
+    ),
+    "all": (
+        lambda t, **k: (t > 1).all(reduce=True, **k),
+        lambda x: (x > 1).all(-1),
+    ),
+    "any": (
+        lambda t, **k: (t > 6).any(reduce=True, **k),
+        lambda x: (x > 6).any(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_folds_that_are_of_elements(name: str) -> None:
+    ours, on = FOLDS[name]
+    td = mixed()
+    flat, rows = elements(td)
+    assert same(ours(td), on(flat))
+    assert same(ours(td, dim="feature"), on(rows))
+    out_dim = 1 if name == "quantiles" else 0
+    assert same(torch.vmap(ours, out_dims=out_dim)(td), on(rows))
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    assert same(compiled(td), on(flat))
+    with pytest.raises(OperandError, match="td"):
+        ours(td, dim=0)
+
+
+def test_truth_of_bytes_is_torchs() -> None:
+    x = torch.tensor([[1, 0], [1, 1]], dtype=torch.uint8)
+    td = TensorDict({"x": x, "b": x.bool()}, 2)
+    for name in ("all", "any"):
+        fn: Any = getattr(torch, name)
+        assert same(getattr(td, name)(0)["x"], fn(x, 0))
+        assert same(getattr(td, name)("feature")["x"], fn(x, 1))
+        assert getattr(td, name)(0)["b"].dtype == torch.bool
+        assert getattr(td, name)().dtype == torch.bool
+        assert getattr(td, name)("feature", reduce=True).dtype == torch.bool
+    assert TensorDict({}).all(reduce=True)
+
+
+def test_positions_in_several_leaves_are_refused_with_what_works() -> None:
+    td = mixed()
+    flat, rows = elements(td)
+    for name in ("argmax", "argmin"):
+        fn: Any = getattr(torch, name)
+        with pytest.raises(OperandError, match=rf"ravel\(td\)\[0\]\.{name}\(-1\)"):
+            getattr(td, name)(reduce=True)
+        assert same(fn(tdfunc.ravel(td)[0], -1), fn(flat, -1))
+        with pytest.raises(OperandError, match=rf"pack\(\)\[0\]\.{name}\(-1\)"):
+            getattr(td, name)("feature", reduce=True)
+        assert same(fn(td.pack()[0], -1), fn(rows, -1))
+
+
+def test_mode_and_kthvalue_are_pairs_of_the_last_batch_dim() -> None:
+    td = mixed()
+    x, y = td["x"], td["n", "y"]
+    for call, fn in (
+        ((lambda t, *a: t.mode(*a)), torch.mode),
+        ((lambda t, *a: t.kthvalue(2, *a)), lambda x, *a: torch.kthvalue(x, 2, *a)),
+    ):
+        found = call(td)
+        values, indices = fn(x, 0)
+        check(found.values, (), {("x",): values, ("n", "y"): fn(y, 0)[0]})
+        assert same(found.indices["x"], indices)
+        assert same(call(td.select("x"), "feature").values["x"], fn(x, 1)[0])
+        assert same(call(td, None)["x"], fn(x.flatten(), 0)[0])
+        through: Any = fn
+        assert through(td).values.equal(found.values)
+        assert call(td, 0, True).values.batch_size == (1,)
+        mapped = torch.vmap(call)(td[None].expand(2, 3))
+        assert same(mapped.values["x"][1], values)
+
+
+def test_two_results_are_the_two_operations() -> None:
+    td = mixed()
+    for options in ({}, {"dim": 0}, {"dim": "feature", "correction": 0}):
+        for name in ("std", "var"):
+            through: Any = getattr(torch, f"{name}_mean")
+            results = [getattr(td, f"{name}_mean")(**options)]
+            if options.get("dim") != "feature":  # which torch does not know
+                results.append(through(td, **options))
+            for spread, mean in results:
+                assert spread.equal(getattr(td, name)(**options), equal_nan=True)
+                assert mean.equal(td.mean(options.get("dim")))
+    x = td["x"]
+    call: Any = torch.var_mean
+    for mine, theirs in zip(call(td, 0, False), call(x, 0, False), strict=True):
+        assert same(mine["x"], theirs)
+    call = torch.aminmax
+    for out in (td.aminmax(0), call(td, dim=0)):
+        assert same(out.min["x"], x.amin(0))
+        assert same(out.max["x"], x.amax(0))
+    flat, rows = elements(td)
+    assert td.aminmax(reduce=True).max == flat.max()
+    assert same(td.aminmax("feature", reduce=True).min, rows.amin(1))
+    assert same(td.std_mean(reduce=True)[0], flat.std())
+
+
+def test_nanquantile_leaves_nan_out() -> None:
+    x = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
+    td = TensorDict({"x": x}, 2)
+    call: Any = torch.nanquantile
+    for out in (td.nanquantile(0.5, 0), call(td, 0.5, 0)):
+        assert same(out["x"], torch.nanquantile(x, 0.5, 0))
+    assert td.nanquantile([0.0, 1.0], 0).batch_size == (2,)
+    assert td.quantile(0.5, 0)["x"].isnan().any()
+
+
+def test_what_is_no_dim_and_no_order_is_said() -> None:
+    td: Any = mixed()
+    for call in (lambda: td.sum(1.0), lambda: td.argmax(object()), lambda: td.max(2.0)):
+        with pytest.raises(ShapeError, match="this is no dim"):
+            call()
+    lazy: Any = tdfunc.lazy_stack([mixed(), mixed()])
+    with pytest.raises(ShapeError, match="this is no dim"):
+        lazy.sum(1.0)
+    with pytest.raises(OptionError, match=r"td\.norm\(dim='feature'\)"):
+        td.norm("feature")
+    one = TensorDict({"x": torch.ones(2)}, 2)
+    with pytest.raises(OperandError, match="single batch dims of all leaves"):
+        one.sum(0, reduce=True)

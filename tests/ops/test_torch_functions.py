@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import pytest
 import torch
 
 from tdfunc import TensorDict
+from tdfunc.errors import OperandError
 from tests.cases import check, leaves_of, ramp, same
 
 Size = torch.Size
@@ -142,12 +144,12 @@ def test_a_parameter_is_a_tensor_on_the_left_too() -> None:
         torch.fft.fft,
         torch.linalg.norm,
         lambda t: torch.matmul(t, t),
-        torch.nn.functional.gelu,
+        torch.nn.functional.normalize,
         lambda t: torch.zeros(2, 3).copy_(t),
         lambda t: torch.zeros(2, 3).add_(t),
-        torch.selu,
+        torch.rrelu,
     ],
-    ids=["fft", "norm", "matmul", "gelu", "copy_", "add_", "torch.selu"],
+    ids=["fft", "norm", "matmul", "normalize", "copy_", "add_", "torch.rrelu"],
 )
 def test_other_functions_of_torch_say_that_they_take_no_tree(use: Any) -> None:
     with pytest.raises(TypeError):
@@ -213,3 +215,27 @@ def test_a_number_may_come_first() -> None:
         td = TensorDict({"x": leaves["x",], "n": {"y": leaves["n", "y"]}}, (2, 3))
         expected = {p: fn(torch.tensor(7), x) for p, x in leaves.items()}
         check(fn(7, td), (2, 3), expected)
+
+
+def test_a_refused_function_is_named_so_that_apply_can_call_it() -> None:
+    td: Any = TensorDict({"x": torch.ones(2, 3, 3)}, 2)
+    one_hot: Any = torch.nn.functional.one_hot
+    functions: list[Any] = [torch.linalg.inv, torch.fft.fft, one_hot]
+    for fn in functions:
+        name = torch.overrides.resolve_name(fn)
+        assert name
+        with pytest.raises(OperandError, match=rf"td\.apply\({re.escape(name)}\)"):
+            fn(td)
+        assert eval(name) is fn  # noqa: S307
+    with pytest.raises(OperandError, match=r"lambda leaf: torch\.nn\.functional\.one"):
+        one_hot(td, 3)
+
+
+def test_torchs_pad_is_refused_with_the_pairs_turned_around() -> None:
+    pad: Any = torch.nn.functional.pad
+    td: Any = TensorDict({"x": torch.ones(2, 3, 4)}, (2, 3))
+    with pytest.raises(OperandError, match=r"td\.pad\(\[0, 0, 1, 2\], value=3\)"):
+        pad(td, (1, 2), value=3)
+    assert td.pad([0, 0, 1, 2], value=3).batch_size == (2, 6)
+    with pytest.raises(OperandError, match=r"td\.pad\(\[3, 4, 1, 2\]\)"):
+        pad(td, pad=(1, 2, 3, 4))
