@@ -197,7 +197,7 @@ def clip_by_global_norm(max_norm: Scalar) -> GradientTransformation:
     ``grads * min(1, max_norm / norm)``, with the norm of all elements of all leaves.
 
     Args:
-        max_norm: the greatest norm, more than 0.
+        max_norm: the greatest norm, more than 0; infinity bounds nothing.
 
     References:
         Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
@@ -215,12 +215,19 @@ def clip_by_global_norm(max_norm: Scalar) -> GradientTransformation:
         del params
         work = opened("clip_by_global_norm", [grads], [max_norm])
         (g,) = work.vectors
-        norm = norm_of(g.tensors)
+        # Norm and bound may be more than half precision holds.
+        norm = norm_of([x if x.dtype in _WIDE else x.float() for x in g.tensors])
+        bound = _like(max_norm, norm)
+        free = bound.isinf()
+        bound = bound.where(~free, 1)
         # Not `max_norm / norm`: at norm 0 its gradient is NaN. At max_norm 0 it is 0.
-        factor = max_norm / norm.clamp_min(1e-38).maximum(_like(max_norm, norm))
+        factor = (bound / norm.clamp_min(1e-38).maximum(bound)).where(~free, 1)
         return work.closed(g.mul(as_number(factor, work.each))), state
 
     return GradientTransformation(init_empty, update)
+
+
+_WIDE = frozenset({torch.float32, torch.float64})
 
 
 def _like(value: Scalar, other: torch.Tensor) -> torch.Tensor:

@@ -648,3 +648,43 @@ def test_what_sits_out_does_so_in_compiled_code(name: str) -> None:
     expected, _ = tx.update(partly, tx.init(partly), partly)
     assert got["none"] is None
     torch.testing.assert_close(got["w"], expected["w"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_an_infinite_or_great_norm_bounds_nothing(
+    dtype: torch.dtype,
+    *,
+    as_tensor: bool,
+) -> None:
+    grads = {
+        "a": torch.tensor([300.0, -4.0], dtype=dtype),
+        "b": torch.ones((), dtype=dtype),
+    }
+
+    for bound in (math.inf, 1e5):
+        given = torch.tensor(bound) if as_tensor else bound
+        got, _ = optim.clip_by_global_norm(given).update(grads, ())
+
+        for name, x in grads.items():
+            torch.testing.assert_close(got[name], x, rtol=0, atol=0)
+
+
+def test_half_precision_is_clipped_by_a_norm_that_it_can_not_hold() -> None:
+    grads = torch.full((10_000,), 1000.0, dtype=torch.float16)
+
+    got, _ = optim.clip_by_global_norm(100.0).update(grads, ())
+
+    torch.testing.assert_close(got, torch.ones_like(grads))
+
+
+def test_gradients_pass_an_infinite_norm() -> None:
+    def clipped(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        return optim.clip_by_global_norm(bound).update(x, ())[0].sum()
+
+    both = torch.func.grad(clipped, argnums=(0, 1))(
+        torch.zeros(2), torch.tensor(math.inf)
+    )
+
+    assert [1.0, 1.0] == both[0].tolist()
+    assert 0.0 == both[1].item()
