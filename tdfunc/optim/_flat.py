@@ -109,6 +109,11 @@ class Flat:
             return with_leaves(self._tree, tuple(leaves))
         return pytree.tree_unflatten(leaves, self._spec)
 
+    def structure(self) -> Any:
+        """Return what decides the paths: equal for pytrees with equal paths."""
+        spec = self._tree._schema if self._spec is None else self._spec
+        return spec if self._places is None else (spec, self._places)
+
     def paths(self) -> list[Path]:
         """Return the path of every tensor, as keys."""
         if self._spec is None:
