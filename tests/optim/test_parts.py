@@ -190,6 +190,49 @@ class TestSchedules:
 
         assert [0.0, 0.25, 5.0, 5.0, 2.0, 1.0, 0.0, 0.0] == got
 
+    @pytest.mark.parametrize("kind", [int, torch.tensor])
+    def test_schedules_are_not_asked_before_or_after_their_turn(
+        self, kind: Any
+    ) -> None:
+        def rising(count: Any) -> Any:
+            assert 0 <= int(count) < 3
+            return 1 / (3 - count)
+
+        def falling(count: Any) -> Any:
+            assert int(count) >= 0
+            return 1 / (count + 1)
+
+        schedule = optim.join_schedules([rising, falling, falling], [3, 3])
+
+        got = [schedule(kind(step)).item() for step in range(5)]
+
+        assert [1 / 3, 1 / 2, 1.0, 1.0, 0.5] == pytest.approx(got)
+
+    def test_gradients_come_from_the_schedule_whose_turn_it_is(self) -> None:
+        def value(rate: torch.Tensor, step: int) -> torch.Tensor:
+            one, two = lambda c: rate / (1 - c), lambda c: rate / (c + 1)
+            return optim.join_schedules([one, two], [1])(torch.tensor(step))
+
+        for step in (0, 1):
+            got = torch.func.grad(value)(torch.tensor(2.0), step)
+            assert 1.0 == got.item()
+        scale = optim.join_schedules([optim.constant(1.0), lambda c: 3 * c], [1])
+        assert [1.0, 0.0, 3.0] == [scale(step).item() for step in range(3)]
+
+    def test_warmup_cosine_maps_over_its_numbers(self) -> None:
+        peaks = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64)
+
+        def value(peak: Any, step: int) -> torch.Tensor:
+            return optim.warmup_cosine(0.1, peak, 2, 4, 0.2)(step)
+
+        for step in range(6):
+            got = torch.vmap(lambda peak, at=step: value(peak, at))(peaks)
+            rows = [value(float(peak), step) for peak in peaks]
+            torch.testing.assert_close(got, torch.stack(rows))
+        assert 0.2 == value(0.0, 9).item()
+        slope = torch.func.grad(lambda peak: value(peak, 3))(peaks[1])
+        assert slope.item() == pytest.approx(0.5)
+
     def test_schedules_map_trace_and_differentiate(self) -> None:
         steps = torch.arange(15)
         for schedule in (
@@ -214,7 +257,7 @@ class TestSchedules:
             (lambda: optim.exponential_decay(1.0, 0.5, 0), "at least 1"),
             (lambda: optim.warmup_cosine(0.0, 1.0, 5, 5), "more than warmup=5"),
             (lambda: optim.join_schedules([optim.constant(1.0)], [3]), "0 rising"),
-            (lambda: optim.join_schedules([], []), "0 schedules"),
+            (lambda: optim.join_schedules([], []), "at least one"),
             (
                 lambda: optim.join_schedules([optim.constant(1.0)] * 3, [5, 2]),
                 "2 rising",
