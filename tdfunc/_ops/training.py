@@ -240,7 +240,16 @@ def _check_moves(target: Node, online: Node, tau: Any) -> None:
                 got=f"a tensor of shape {list(shape)}",
             )
     check_same_entries([target, online], "polyak: the trees have other entries")
-    _check_shapes(_leaves(target), [x for _, x in _leaves(online)], "polyak")
+    rows, others = _leaves(target), [x for _, x in _leaves(online)]
+    _check_shapes(rows, others, "polyak")
+    for (path, x), y in zip(rows, others, strict=True):
+        if y.is_complex() and x.is_floating_point():
+            raise OperandError(
+                "polyak: a real average can not follow a complex tensor",
+                path=path,
+                expected=x.dtype,
+                got=y.dtype,
+            )
 
 
 def _moved(x: torch.Tensor, end: torch.Tensor, tau: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ from tdfunc.optim._base import (
     GradientTransformation,
     check_params,
     check_rate,
+    check_state,
     init_flat,
     rate_at,
     with_whole_step,
@@ -17,6 +18,7 @@ from tdfunc.optim._base import (
 from tdfunc.optim._vector import (
     as_number,
     can_fuse,
+    check_betas,
     check_number,
     correction,
     count_from,
@@ -60,8 +62,7 @@ class _Options(NamedTuple):
 
     def check(self) -> None:
         """Raise unless every option is in its range."""
-        check_number("betas[0]", self.betas[0], 0.0, 1.0)
-        check_number("betas[1]", self.betas[1], 0.0, 1.0)
+        check_betas(self.betas)
         check_number("eps", self.eps, 0.0)
         check_number("eps_root", self.eps_root, 0.0)
         check_number("weight_decay", self.weight_decay, 0.0)
@@ -268,6 +269,7 @@ class _Step(NamedTuple):
 def _begun(
     call: str, options: _Options, grads: Any, state: AdamState, params: Any
 ) -> _Step:
+    check_state(state, AdamState, call)
     trees = [grads, state.mean, state.square]
     if options.amsgrad:
         trees.append(state.max_square)

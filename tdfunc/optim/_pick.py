@@ -13,12 +13,13 @@ from tdfunc._core.node import Node, make
 from tdfunc._core.statics import NO_STATICS
 from tdfunc.errors import (
     MissingKeyError,
+    OperandError,
     OptionError,
     StructureError,
     nearest,
     show_path,
 )
-from tdfunc.optim._base import GradientTransformation, init_flat
+from tdfunc.optim._base import GradientTransformation, check_state, init_flat
 from tdfunc.optim._flat import flatten
 
 if TYPE_CHECKING:
@@ -156,6 +157,14 @@ def multi_transform(
     def update(
         grads: Any, state: MultiState, params: Any = None, /
     ) -> tuple[Any, MultiState]:
+        check_state(state, MultiState, "multi_transform")
+        if state.inner.keys() != known.keys():
+            raise OperandError(
+                "the state is not that of this multi_transform",
+                expected=f"states of {', '.join(map(repr, known))}",
+                got=", ".join(map(repr, state.inner)),
+                fix="state = tx.init(params)",
+            )
         flat = flatten(grads)
         tensors = list(flat.tensors)
         inner: dict[str, Any] = {}

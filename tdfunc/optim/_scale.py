@@ -12,6 +12,7 @@ from tdfunc.optim._base import (
     GradientTransformation,
     check_params,
     check_rate,
+    check_state,
     init_empty,
     init_flat,
 )
@@ -19,6 +20,7 @@ from tdfunc.optim._pick import masked
 from tdfunc.optim._vector import (
     Leaves,
     as_number,
+    check_betas,
     check_number,
     correction,
     count_from,
@@ -143,6 +145,7 @@ def scale_by_schedule(schedule: Schedule) -> GradientTransformation:
         grads: Any, state: ScheduleState, params: Any = None, /
     ) -> tuple[Any, ScheduleState]:
         del params
+        check_state(state, ScheduleState, "scale_by_schedule")
         factor = schedule(state.step)
         work = opened("scale_by_schedule", [grads], [factor])
         (g,) = work.vectors
@@ -300,6 +303,7 @@ def trace(
         grads: Any, state: TraceState, params: Any = None, /
     ) -> tuple[Any, TraceState]:
         del params
+        check_state(state, TraceState, "trace")
         work = opened("trace", [grads, state.trace], [decay, dampening])
         g, total = work.vectors
         beta = as_number(decay, work.each)
@@ -346,6 +350,7 @@ def ema(decay: Scalar, *, debias: bool = True) -> GradientTransformation:
         grads: Any, state: EmaState, params: Any = None, /
     ) -> tuple[Any, EmaState]:
         del params
+        check_state(state, EmaState, "ema")
         work = opened("ema", [grads, state.mean], [decay])
         g, mean = work.vectors
         beta = as_number(decay, work.each)
@@ -395,6 +400,7 @@ def scale_by_rms(
         grads: Any, state: RmsState, params: Any = None, /
     ) -> tuple[Any, RmsState]:
         del params
+        check_state(state, RmsState, "scale_by_rms")
         trees = [grads, state.square, *([state.mean] if centered else [])]
         work = opened("scale_by_rms", trees, [alpha, eps])
         g, square, *rest = work.vectors
@@ -454,6 +460,7 @@ def scale_by_rss(
         grads: Any, state: RssState, params: Any = None, /
     ) -> tuple[Any, RssState]:
         del params
+        check_state(state, RssState, "scale_by_rss")
         work = opened("scale_by_rss", [grads, state.total], [eps])
         g, total = work.vectors
         total = total.add(g.mul(g))
@@ -481,9 +488,8 @@ def scale_by_lion(betas: tuple[Scalar, Scalar] = (0.9, 0.99)) -> GradientTransfo
         >>> tx.update(torch.tensor([5.0, -0.1]), tx.init(torch.ones(2)))[0]
         tensor([ 1., -1.])
     """
+    check_betas(betas)
     b1, b2 = betas
-    check_number("betas[0]", b1, 0.0, 1.0)
-    check_number("betas[1]", b2, 0.0, 1.0)
 
     def init(params: Any, /) -> LionState:
         flat = init_flat(params, "init")
@@ -493,6 +499,7 @@ def scale_by_lion(betas: tuple[Scalar, Scalar] = (0.9, 0.99)) -> GradientTransfo
         grads: Any, state: LionState, params: Any = None, /
     ) -> tuple[Any, LionState]:
         del params
+        check_state(state, LionState, "scale_by_lion")
         work = opened("scale_by_lion", [grads, state.mean], betas)
         g, mean = work.vectors
         fast, slow = as_number(b1, work.each), as_number(b2, work.each)

@@ -338,6 +338,14 @@ def test_an_average_follows_no_other_shape() -> None:
         )
 
 
+def test_a_real_average_follows_no_complex_tensor() -> None:
+    td = TensorDict({"w": torch.zeros(2)})
+
+    with pytest.raises(OperandError, match="complex") as raised:
+        td.polyak(td.apply(lambda x: x * 1j), 0.5)
+    assert ("w",) == raised.value.path
+
+
 @pytest.mark.parametrize("tau", [2, -0.1, math.nan, math.inf])
 def test_a_rate_out_of_range_is_refused(tau: float) -> None:
     td = TensorDict({"w": torch.zeros(2)})

@@ -590,8 +590,12 @@ def test_parameters_must_be_given_where_they_are_needed(tx: Any) -> None:
         (lambda: optim.chain(optim.clip), "call it"),  # pyright: ignore[reportArgumentType]
         (lambda: optim.accumulate(optim.adam(), 0), "steps=0"),
         (lambda: optim.ema(1.0), "decay"),
+        (lambda: optim.accumulate(optim.adam(), 2.5), "an int.*steps=2.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: optim.adam(betas=(0.9,)), r"two numbers.*\(0.9,\)"),  # pyright: ignore[reportArgumentType]
+        (lambda: optim.lamb(betas=0.9), "two numbers"),  # pyright: ignore[reportArgumentType]
+        (lambda: optim.lion(betas=(0.9, 0.9, 0.9)), "two numbers"),  # pyright: ignore[reportArgumentType]
     ],
-    ids=range(19),
+    ids=range(23),
 )
 def test_bad_options_are_refused(call: Any, part: str) -> None:
     with pytest.raises(OptionError, match=part):
@@ -789,3 +793,82 @@ def test_many_labels_do_not_cost_their_square() -> None:
     tx.update(params, tx.init(params))
 
     assert time.perf_counter() - start < 2.0  # 9e6 looks took 4 s
+
+
+STATED = {
+    **{name: EVERY[name] for name in ("sgd", "adam", "adamw", "rmsprop", "adagrad")},
+    **{name: EVERY[name] for name in ("lion", "lamb", "accumulate", "flat", "chain")},
+    "schedule": optim.sgd(optim.constant(0.1)),
+    "decayed": optim.adagrad(lr_decay=0.1),
+    "multi": optim.multi_transform({"x": optim.sgd(0.1)}, lambda *_: "x"),
+    "masked": optim.masked(optim.adam(), lambda *_: True),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_state_of_another_transformation_is_refused(name: str) -> None:
+    tx, x = STATED[name], torch.ones(2)
+    own = tx.init(x)
+    others = [other.init(x) for other in STATED.values()]
+
+    for state in (None, x, (), [], {}, (optim.EmptyState(),) * 3, *others):
+        try:
+            same = pytree.tree_structure(state) == pytree.tree_structure(own)
+            tx.update(x, state, x)
+        except (OperandError, StructureError) as error:
+            assert not same
+            assert "state" in str(error)
+            assert error.fix is not None
+            assert "tx.init" in error.fix
+
+
+def test_states_of_other_labels_are_refused() -> None:
+    x = torch.ones(2)
+    one, two = [
+        optim.multi_transform({label: optim.sgd(0.1)}, lambda *_, at=label: at)
+        for label in "ab"
+    ]
+
+    with pytest.raises(OperandError, match="states of 'a' - got 'b'"):
+        one.update(x, two.init(x))
+
+
+@pytest.mark.parametrize(
+    "tx", [optim.adam(), optim.trace(0.9), optim.add_decayed_weights(0.1)]
+)
+def test_imaginary_parts_are_not_dropped(tx: Any) -> None:
+    x = torch.ones(2)
+
+    with pytest.raises(OperandError, match=r"complex64.*torch\.real") as raised:
+        tx.update({"a": x * 1j}, tx.init({"a": x}), {"a": x})
+    assert ("a",) == raised.value.path
+    with pytest.raises(OperandError, match=r"imaginary.*torch\.real") as raised:
+        optim.apply_updates({"a": x}, {"a": x * 1j})
+    assert ("a",) == raised.value.path
+    assert [2.0, 2.0] == optim.apply_updates(x * 1j, x * 1j).imag.tolist()
+
+
+def test_how_pytrees_differ_is_said_by_path() -> None:
+    x = torch.ones(2)
+    params = {"b": x, "a": {"d": x, "c": x}}
+    tx = optim.adam()
+
+    swapped = {"a": {"c": x, "d": x}, "b": x}
+    order = r"another order - at td\['b'\] - expected the order b, a\.d, a\.c"
+    with pytest.raises(StructureError, match=order) as raised:
+        tx.update(params, tx.init(swapped))
+    assert raised.value.fix is not None
+    assert "key in params" in raised.value.fix
+    with pytest.raises(StructureError, match=order):
+        optim.apply_updates(params, swapped)
+    with pytest.raises(
+        StructureError, match="b'. is missing, .*'e'. is extra"
+    ) as raised:
+        optim.apply_updates(params, {"e": x, "a": params["a"]})
+    assert raised.value.fix is None
+    many = {str(i): x for i in range(100)}
+    with pytest.raises(StructureError, match="and 93 more"):
+        optim.apply_updates(params, many)
+    with pytest.raises(ShapeError) as shaped:
+        optim.apply_updates(params, {**params, "b": torch.ones(3)})
+    assert shaped.value.fix is None
