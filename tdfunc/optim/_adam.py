@@ -8,6 +8,7 @@ import torch
 
 from tdfunc.optim._base import (
     GradientTransformation,
+    apply_updates,
     check_params,
     check_rate,
     check_state,
@@ -227,10 +228,16 @@ def _adam(call: str, options: _Options) -> GradientTransformation:
     def whole_step(
         grads: Any, state: AdamState, params: Any, /
     ) -> tuple[Any, AdamState] | None:
-        """Return parameters and state after a step, None where no kernel makes it."""
+        """Return parameters and state after a step, None without parameters."""
+        if params is None:
+            return None
         step = _begun(call, options, grads, state, params)
         if not _is_fused(step, options):
-            return None
+            # Not by `update`, which would begin again and ask the schedule twice.
+            mine = step if options.decays else step._replace(p=None)
+            updates, moments = _updates(mine, options)
+            made = apply_updates(params, step.work.closed(updates))
+            return made, _ended(step, moments)
         news, moments = fused(
             step.g,
             step.moments,

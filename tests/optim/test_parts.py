@@ -872,3 +872,34 @@ def test_how_pytrees_differ_is_said_by_path() -> None:
     with pytest.raises(ShapeError) as shaped:
         optim.apply_updates(params, {**params, "b": torch.ones(3)})
     assert shaped.value.fix is None
+
+
+@pytest.mark.parametrize("make", [optim.adam, optim.adamw])
+@pytest.mark.parametrize("eps_root", [0.0, 1e-8])
+@pytest.mark.parametrize("kind", ["plain", "mixed", "complex", "differentiated"])
+def test_a_step_asks_the_schedule_once(make: Any, eps_root: float, kind: str) -> None:
+    asked: list[int] = []
+
+    def schedule(count: Any) -> float:
+        asked.append(int(count))
+        return 0.1
+
+    params = {"a": torch.ones(2), "b": torch.full((3,), 2.0)}
+    if kind == "mixed":
+        params["b"] = params["b"].double()
+    elif kind == "complex":
+        params["b"] = params["b"] * 1j
+    elif kind == "differentiated":
+        params["b"].requires_grad_()
+    tx = make(schedule, eps_root=eps_root)
+    grads = {key: 3 * x for key, x in params.items()}
+
+    got, state = optim.step(tx, grads, tx.init(params), params)
+
+    assert [0] == asked
+    assert 1 == state.step.item()
+    updates, expected = tx.update(grads, tx.init(params), params)
+    torch.testing.assert_close(got, optim.apply_updates(params, updates))
+    torch.testing.assert_close(state, expected)
+    with pytest.raises((OperandError, StructureError), match=r"parameters"):
+        optim.step(tx, grads, tx.init(params), None)
