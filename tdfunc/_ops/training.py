@@ -274,8 +274,8 @@ def check_finite(td: NodeT) -> NodeT:
     Raises:
         NotFiniteError: naming the leaves with NaN or infinity, how many each has, and
             where there are many leaves, how many more.
-        OperandError: `td` is no tree; or inside `torch.vmap` or compiled code, where values can not be
-            looked at.
+        OperandError: `td` is no tree; or inside `torch.vmap` or compiled code, where
+            values can not be looked at.
 
     Examples:
         >>> import torch

@@ -75,7 +75,6 @@ def masked(tx: GradientTransformation, mask: Rule) -> GradientTransformation:
         >>> updates["w"][0].tolist(), updates["b"].tolist()
         ([0.10000000149011612, 0.10000000149011612], [0.0, 0.0])
     """
-
     mask = _settled(mask)
 
     def flags(flat: Flat) -> list[bool]:

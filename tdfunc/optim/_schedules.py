@@ -205,7 +205,8 @@ def join_schedules(
         boundaries: where the second begins, and those after it, in rising order.
 
     Raises:
-        OptionError: there is no schedule, there are not one fewer boundaries than schedules, or they fall.
+        OptionError: there is no schedule, there are not one fewer boundaries than
+            schedules, or they fall.
 
     Examples:
         >>> from tdfunc import optim
