@@ -9,6 +9,7 @@ import torch
 from tdfunc.optim._base import (
     GradientTransformation,
     apply_updates,
+    check_absent,
     check_params,
     check_rate,
     check_state,
@@ -280,6 +281,8 @@ def _begun(
     trees = [grads, state.mean, state.square]
     if options.amsgrad:
         trees.append(state.max_square)
+    else:
+        check_absent(state.max_square, "max_square", call)
     if params is not None:
         trees.append(params)
     lr = rate_at(options.lr, state.step)

@@ -29,6 +29,7 @@ __all__ = [
     "Schedule",
     "Update",
     "apply_updates",
+    "check_absent",
     "check_params",
     "check_rate",
     "check_state",
@@ -236,6 +237,21 @@ def check_params(params: Any, call: str) -> None:
             expected="params",
             got="None",
             fix="tx.update(grads, state, params)",
+        )
+
+
+def check_absent(part: Any, name: str, call: str) -> None:
+    """Raise if a state has a part that is there with another option only.
+
+    Raises:
+        OperandError: it has.
+    """
+    if not isinstance(part, tuple) or part:
+        raise OperandError(
+            f"the state is not that of {call}, which has other options",
+            expected=f"no {name}",
+            got=type(part).__name__,
+            fix="state = tx.init(params)",
         )
 
 

@@ -10,6 +10,7 @@ from tdfunc._ops.training import norm_of
 from tdfunc.errors import OptionError
 from tdfunc.optim._base import (
     GradientTransformation,
+    check_absent,
     check_params,
     check_rate,
     check_state,
@@ -401,6 +402,8 @@ def scale_by_rms(
     ) -> tuple[Any, RmsState]:
         del params
         check_state(state, RmsState, "scale_by_rms")
+        if not centered:
+            check_absent(state.mean, "mean", "scale_by_rms")
         trees = [grads, state.square, *([state.mean] if centered else [])]
         work = opened("scale_by_rms", trees, [alpha, eps])
         g, square, *rest = work.vectors

@@ -800,6 +800,7 @@ STATED = {
     **{name: EVERY[name] for name in ("lion", "lamb", "accumulate", "flat", "chain")},
     "schedule": optim.sgd(optim.constant(0.1)),
     "decayed": optim.adagrad(lr_decay=0.1),
+    "not centered": optim.rmsprop(0.1),
     "multi": optim.multi_transform({"x": optim.sgd(0.1)}, lambda *_: "x"),
     "masked": optim.masked(optim.adam(), lambda *_: True),
 }
