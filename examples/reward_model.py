@@ -9,10 +9,9 @@ import argparse
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.func import grad_and_value
 
 import tdfunc
-from tdfunc import TensorClass, TensorDict, from_module, optim
+from tdfunc import TensorClass, TensorDict, from_module, grad_and_value, optim
 from tdfunc.func import functional_call
 from tdfunc.objectives import RewardModelLoss, RewardModelLossOutput
 

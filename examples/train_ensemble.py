@@ -9,10 +9,9 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.func import grad_and_value, vmap
 from tqdm import trange
 
-from tdfunc import TensorDict, from_module, stack
+from tdfunc import TensorDict, from_module, grad_and_value, stack, vmap
 from tdfunc.func import functional_call
 
 BATCH, RATE, GOAL = 64, 1e-2, 0.97

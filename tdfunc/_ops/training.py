@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tdfunc._core._torch import (
@@ -22,7 +23,7 @@ from tdfunc._core.node import Node, NodeT
 from tdfunc._ops.members import Members
 from tdfunc._ops.pieces import where
 from tdfunc._ops.pointwise import ternary
-from tdfunc.errors import NotFiniteError, OperandError, show_path
+from tdfunc.errors import NotFiniteError, OperandError, OptionError, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,13 +125,17 @@ def _dot(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> torch.T
 def cosine_similarity(td: Node, other: Node, *, eps: float = 1e-8) -> torch.Tensor:
     """Return the cosine of the angle between two trees, as two vectors.
 
-    ``tree_dot(td, other) / max(|td| * |other|, eps)``: 1 if they point the same way,
-    0 if one of them is 0.
+    ``tree_dot(td, other) / (max(|td|, eps) * max(|other|, eps))``, as in
+    `torch.nn.functional.cosine_similarity`: 1 if they point the same way, 0 if one of
+    them is 0. No product overflows on the way, however large or small the elements.
 
     Args:
         td: a tree of floating and complex tensors.
         other: a tree with its entries and shapes.
-        eps: what keeps the quotient finite.
+        eps: the least that a norm counts as.
+
+    Returns:
+        A tensor without dims, in the dtype that holds those of all leaves.
 
     Raises:
         OperandError: a leaf is of an integer or boolean dtype, or has another shape in
@@ -144,9 +149,35 @@ def cosine_similarity(td: Node, other: Node, *, eps: float = 1e-8) -> torch.Tens
         >>> td.cosine_similarity(-2 * td)
         tensor(-1.)
     """
-    left, right = _pair(td, other, "cosine_similarity")
-    norms = norm_of(left) * norm_of(right)
-    return _dot(left, right) / norms.clamp_min(eps)
+    pairs = zip(*_pair(td, other, "cosine_similarity"), strict=True)
+    filled = [(x, y) for x, y in pairs if x.numel()]
+    if not filled:
+        return torch.zeros(())
+    common = filled[0][0].dtype
+    for x, y in filled:
+        common = torch.promote_types(common, torch.promote_types(x.dtype, y.dtype))
+    left, left_norm = _scaled([x for x, _ in filled], eps)
+    right, right_norm = _scaled([y for _, y in filled], eps)
+    return (_dot(left, right) / left_norm / right_norm).to(common)
+
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+def _scaled(
+    leaves: Sequence[torch.Tensor], eps: float
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return a vector with elements of about one, and its norm, at least eps before.
+
+    The scale is a constant to gradients: it cancels out of what is computed with both.
+    """
+    wide = [x.float() if x.dtype in _HALF else x for x in leaves]
+    most = _column([x.detach().abs().amax() for x in wide]).amax()
+    most = most.clamp_min(torch.finfo(most.dtype).tiny).where(most.isfinite(), 1)
+    # A power of two, so that nothing is rounded; half of it, which can not overflow.
+    scale = (most.log2().floor() - 1).exp2().clamp_min(torch.finfo(most.dtype).tiny)
+    scaled = [x / scale.to(x.abs().dtype if x.is_complex() else x.dtype) for x in wide]
+    return scaled, norm_of(scaled).maximum(eps / scale)
 
 
 def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
@@ -159,10 +190,12 @@ def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
         target: the average; statics, names and dtypes of the result are its.
         online: the tree that it follows, with the same entries.
         tau: how far it moves: a number from 0 (not at all) to 1, or a tensor whose dims
-            align with the batch dims.
+            align with the batch dims. What is in a tensor is not looked at.
 
     Raises:
-        OperandError: `tau` or `online` is of another kind, or shapes do not fit.
+        OperandError: `tau` or `online` is of another kind, or has a shape that is not,
+            or for `tau` does not broadcast to, that of `target`.
+        OptionError: `tau` is a number out of range.
         StructureError: the trees do not have the same entries.
 
     References:
@@ -179,6 +212,7 @@ def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
     """
     if not isinstance(online, Node):
         raise _no_tree(online, "polyak")
+    _check_moves(target, online, tau)
     rows = target._schema.rows
     all_move = all(
         [
@@ -187,6 +221,35 @@ def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
         ]
     )
     return ternary(target, online, tau, _moved, foreach_lerp if all_move else None)
+
+
+def _check_moves(target: Node, online: Node, tau: Any) -> None:
+    """Raise unless an average of two trees has the shapes of the first."""
+    size = target.batch_size
+    if isinstance(tau, (int, float)) and not 0 <= tau <= 1:
+        raise OptionError(
+            "tau is how far an average moves", expected="a number from 0 to 1", got=tau
+        )
+    if isinstance(tau, (torch.Tensor, np.ndarray)):
+        shape = tau.shape
+        pairs = zip(reversed(shape), reversed(size), strict=False)
+        if len(shape) > len(size) or any([n not in (1, m) for n, m in pairs]):
+            raise OperandError(
+                "polyak: tau does not fit the batch size",
+                expected=f"a number, or a tensor that broadcasts to {list(size)}",
+                got=f"a tensor of shape {list(shape)}",
+            )
+    check_same_entries([target, online], "polyak: the trees have other entries")
+    rows, others = _leaves(target), [x for _, x in _leaves(online)]
+    _check_shapes(rows, others, "polyak")
+    for (path, x), y in zip(rows, others, strict=True):
+        if y.is_complex() and x.is_floating_point():
+            raise OperandError(
+                "polyak: a real average can not follow a complex tensor",
+                path=path,
+                expected=x.dtype,
+                got=y.dtype,
+            )
 
 
 def _moved(x: torch.Tensor, end: torch.Tensor, tau: Any) -> torch.Tensor:
@@ -209,9 +272,10 @@ def check_finite(td: NodeT) -> NodeT:
         The tree itself.
 
     Raises:
-        NotFiniteError: naming every leaf with NaN or infinity, and how many it has.
-        OperandError: inside `torch.vmap` or compiled code, where values can not be
-            looked at.
+        NotFiniteError: naming the leaves with NaN or infinity, how many each has, and
+            where there are many leaves, how many more.
+        OperandError: `td` is no tree; or inside `torch.vmap` or compiled code, where
+            values can not be looked at.
 
     Examples:
         >>> import torch
@@ -223,6 +287,8 @@ def check_finite(td: NodeT) -> NodeT:
         Traceback (most recent call last):
         tdfunc.errors.NotFiniteError: elements are not finite - at td['x'] - ...
     """
+    if not isinstance(td, Node):
+        raise _no_tree(td, "check_finite")
     rows = [(path, x) for path, x in _leaves(td) if _is_number(x)]
     if not rows:
         return td
@@ -239,7 +305,9 @@ def check_finite(td: NodeT) -> NodeT:
     bad = [(path, n, x) for (path, x), n in zip(rows, found, strict=True) if n]
     if not bad:
         return td
-    lines = [f"{show_path(path)} has {n} of {x.numel()}" for path, n, x in bad]
+    lines = [f"{show_path(path)} has {n} of {x.numel()}" for path, n, x in bad[:_SHOWN]]
+    if len(bad) > _SHOWN:
+        lines.append(f"and {len(bad) - _SHOWN} more leaves")
     raise NotFiniteError(
         "elements are not finite",
         path=bad[0][0],
@@ -247,6 +315,10 @@ def check_finite(td: NodeT) -> NodeT:
         got=", ".join(lines),
         fix="td.nan_to_num() replaces them",
     )
+
+
+# A message is read by a person.
+_SHOWN = 20
 
 
 def _unreadable(fix: str) -> OperandError:
@@ -305,15 +377,21 @@ def _pair(
     right = _numbers(other, call)
     check_same_entries([td, other], f"{call}: the trees have other entries")
     if [x.shape for x in left] != [x.shape for x in right]:
-        for (path, x), y in zip(_leaves(td), right, strict=True):
-            if x.shape != y.shape:
-                raise OperandError(
-                    f"{call}: leaves have other shapes",
-                    path=path,
-                    expected=list(x.shape),
-                    got=list(y.shape),
-                )
+        _check_shapes(_leaves(td), right, call)
     return left, right
+
+
+def _check_shapes(
+    rows: Sequence[tuple[Path, torch.Tensor]], others: Sequence[torch.Tensor], call: str
+) -> None:
+    for (path, x), y in zip(rows, others, strict=True):
+        if x.shape != y.shape:
+            raise OperandError(
+                f"{call}: leaves have other shapes",
+                path=path,
+                expected=list(x.shape),
+                got=list(y.shape),
+            )
 
 
 def _no_tree(value: Any, call: str) -> OperandError:

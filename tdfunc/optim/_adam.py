@@ -8,8 +8,11 @@ import torch
 
 from tdfunc.optim._base import (
     GradientTransformation,
+    apply_updates,
+    check_absent,
     check_params,
     check_rate,
+    check_state,
     init_flat,
     rate_at,
     with_whole_step,
@@ -17,6 +20,7 @@ from tdfunc.optim._base import (
 from tdfunc.optim._vector import (
     as_number,
     can_fuse,
+    check_betas,
     check_number,
     correction,
     count_from,
@@ -60,8 +64,7 @@ class _Options(NamedTuple):
 
     def check(self) -> None:
         """Raise unless every option is in its range."""
-        check_number("betas[0]", self.betas[0], 0.0, 1.0)
-        check_number("betas[1]", self.betas[1], 0.0, 1.0)
+        check_betas(self.betas)
         check_number("eps", self.eps, 0.0)
         check_number("eps_root", self.eps_root, 0.0)
         check_number("weight_decay", self.weight_decay, 0.0)
@@ -226,10 +229,16 @@ def _adam(call: str, options: _Options) -> GradientTransformation:
     def whole_step(
         grads: Any, state: AdamState, params: Any, /
     ) -> tuple[Any, AdamState] | None:
-        """Return parameters and state after a step, None where no kernel makes it."""
+        """Return parameters and state after a step, None without parameters."""
+        if params is None:
+            return None
         step = _begun(call, options, grads, state, params)
         if not _is_fused(step, options):
-            return None
+            # Not by `update`, which would begin again and ask the schedule twice.
+            mine = step if options.decays else step._replace(p=None)
+            updates, moments = _updates(mine, options)
+            made = apply_updates(params, step.work.closed(updates))
+            return made, _ended(step, moments)
         news, moments = fused(
             step.g,
             step.moments,
@@ -268,9 +277,12 @@ class _Step(NamedTuple):
 def _begun(
     call: str, options: _Options, grads: Any, state: AdamState, params: Any
 ) -> _Step:
+    check_state(state, AdamState, call)
     trees = [grads, state.mean, state.square]
     if options.amsgrad:
         trees.append(state.max_square)
+    else:
+        check_absent(state.max_square, "max_square", call)
     if params is not None:
         trees.append(params)
     lr = rate_at(options.lr, state.step)

@@ -29,8 +29,10 @@ __all__ = [
     "Schedule",
     "Update",
     "apply_updates",
+    "check_absent",
     "check_params",
     "check_rate",
+    "check_state",
     "identity",
     "init_flat",
     "rate_at",
@@ -98,7 +100,8 @@ def apply_updates(params: Any, updates: Any) -> Any:
         updates: one of the same structure and shapes.
 
     Raises:
-        OperandError: a leaf of `params` is no tensor of a floating or complex dtype.
+        OperandError: a leaf of `params` is no tensor of a floating or complex dtype, or
+            is real where the update is complex.
         ShapeError: leaves have other shapes.
         StructureError: the pytrees have other entries.
 
@@ -113,10 +116,19 @@ def apply_updates(params: Any, updates: Any) -> Any:
     if foreach_add is not None and foreach_works(ours, theirs):
         rows = shapes_and_dtypes(ours)
         if rows == shapes_and_dtypes(theirs) and is_real(rows):
-            check_alike(old, new, "apply_updates", _WHAT, shapes=False)
+            check_alike(old, new, "apply_updates", _WHAT, shapes=False, fix=None)
             return old.closed(foreach_add(ours, theirs))
     check_numbers(old, "apply_updates")
-    check_alike(old, new, "apply_updates", _WHAT)
+    check_alike(old, new, "apply_updates", _WHAT, fix=None)
+    for at, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+        if isinstance(y, torch.Tensor) and y.is_complex() and not x.is_complex():
+            raise OperandError(
+                "apply_updates: a real parameter has no place for an imaginary part",
+                path=old.paths()[at],
+                expected="a real update",
+                got=y.dtype,
+                fix="updates.apply(torch.real) drops it",
+            )
     return old.closed([(x + y).to(x.dtype) for x, y in zip(ours, theirs, strict=True)])
 
 
@@ -225,6 +237,38 @@ def check_params(params: Any, call: str) -> None:
             expected="params",
             got="None",
             fix="tx.update(grads, state, params)",
+        )
+
+
+def check_absent(part: Any, name: str, call: str) -> None:
+    """Raise if a state has a part that is there with another option only.
+
+    Raises:
+        OperandError: it has.
+    """
+    if not isinstance(part, tuple) or part:
+        raise OperandError(
+            f"the state is not that of {call}, which has other options",
+            expected=f"no {name}",
+            got=type(part).__name__,
+            fix="state = tx.init(params)",
+        )
+
+
+def check_state(state: Any, kind: type[Any], call: str) -> None:
+    """Raise unless a state is of the kind that a transformation makes.
+
+    Raises:
+        OperandError: it is not, as after a change of the optimizer.
+    """
+    if not isinstance(state, kind):
+        raise OperandError(
+            f"the state is not that of {call}",
+            expected=f"an {kind.__name__}"
+            if kind.__name__[0] in "AEIOU"
+            else f"a {kind.__name__}",
+            got=type(state).__name__,
+            fix="state = tx.init(params)",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from tdfunc._core._torch import (
     vector_as,
 )
 from tdfunc.errors import OperandError, OptionError, ShapeError
-from tdfunc.optim._base import GradientTransformation, init_flat
+from tdfunc.optim._base import GradientTransformation, check_state, init_flat
 from tdfunc.optim._flat import check_numbers, flatten
 from tdfunc.optim._vector import count_from, opened
 
@@ -61,11 +62,12 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     def update(
         grads: Any, state: tuple[Any, ...], params: Any = None, /
     ) -> tuple[Any, tuple[Any, ...]]:
-        if len(state) != len(transformations):
+        given = len(state) if isinstance(state, (tuple, list)) else None
+        if given != len(transformations):
             raise OperandError(
                 "the state is not that of this chain",
                 expected=f"{len(transformations)} states",
-                got=len(state),
+                got=type(state).__name__ if given is None else given,
                 fix="state = tx.init(params)",
             )
         news: list[Any] = []
@@ -99,7 +101,7 @@ def accumulate(tx: GradientTransformation, steps: int) -> GradientTransformation
         steps: how many gradients make one step.
 
     Raises:
-        OptionError: `steps` is less than 1.
+        OptionError: `steps` is less than 1, or no int.
 
     Examples:
         >>> import torch
@@ -110,9 +112,11 @@ def accumulate(tx: GradientTransformation, steps: int) -> GradientTransformation
         (tensor([0., 0.]), tensor([-2., -2.]))
     """
     _check_transformation(tx)
-    if not steps >= 1:
+    if not isinstance(steps, Integral) or steps < 1:
         raise OptionError(
-            "a step is made of gradients", expected="at least 1", got=f"steps={steps}"
+            "a step is made of gradients",
+            expected="an int, at least 1",
+            got=f"steps={steps}",
         )
 
     def init(params: Any, /) -> AccumulateState:
@@ -123,6 +127,7 @@ def accumulate(tx: GradientTransformation, steps: int) -> GradientTransformation
     def update(
         grads: Any, state: AccumulateState, params: Any = None, /
     ) -> tuple[Any, AccumulateState]:
+        check_state(state, AccumulateState, "accumulate")
         work = opened("accumulate", [grads, state.mean])
         g, mean = work.vectors
         at = state.step % steps

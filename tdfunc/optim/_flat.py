@@ -15,7 +15,7 @@ from tdfunc._core._torch import pytree
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node
 from tdfunc._core.tree import with_leaves
-from tdfunc.errors import OperandError, ShapeError, StructureError
+from tdfunc.errors import OperandError, ShapeError, StructureError, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -109,6 +109,11 @@ class Flat:
             return with_leaves(self._tree, tuple(leaves))
         return pytree.tree_unflatten(leaves, self._spec)
 
+    def structure(self) -> Any:
+        """Return what decides the paths: equal for pytrees with equal paths."""
+        spec = self._tree._schema if self._spec is None else self._spec
+        return spec if self._places is None else (spec, self._places)
+
     def paths(self) -> list[Path]:
         """Return the path of every tensor, as keys."""
         if self._spec is None:
@@ -172,8 +177,19 @@ def check_numbers(flat: Flat, call: str) -> None:
         )
 
 
+_INIT = "state = tx.init(params) makes the state for params"
+# A message is read by a person.
+_SHOWN = 10
+
+
 def check_alike(
-    first: Flat, other: Flat, call: str, names: str, *, shapes: bool = True
+    first: Flat,
+    other: Flat,
+    call: str,
+    names: str,
+    *,
+    shapes: bool = True,
+    fix: str | None = _INIT,
 ) -> None:
     """Raise unless two pytrees have the same structure, and shapes if they are asked.
 
@@ -186,12 +202,7 @@ def check_alike(
         if not a._schema.matches(b._schema):
             check_same_entries([a, b], f"{call}: {names} have other entries")
     elif first._spec != other._spec:
-        raise StructureError(
-            f"{call}: {names} are pytrees of other structure",
-            expected=first._spec or type(a).__name__,
-            got=other._spec or type(b).__name__,
-            fix="state = tx.init(params) makes the state for params",
-        )
+        raise _other_structure(first, other, f"{call}: {names}", fix)
     if not shapes:
         return
     pairs = zip(first.tensors, other.tensors, strict=True)
@@ -202,5 +213,46 @@ def check_alike(
                 path=first.paths()[at],
                 expected=list(x.shape),
                 got=list(y.shape),
-                fix="state = tx.init(params) makes the state for params",
+                fix=fix,
             )
+
+
+def _other_structure(
+    first: Flat, other: Flat, what: str, fix: str | None
+) -> StructureError:
+    """Return the error that says by path how two pytrees differ."""
+    ours, theirs = first.paths(), other.paths()
+    left, right = set(ours), set(theirs)
+    lines = [f"{show_path(path)} is missing" for path in ours if path not in right]
+    lines += [f"{show_path(path)} is extra" for path in theirs if path not in left]
+    if lines:
+        more = len(lines) - _SHOWN
+        shown = lines[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        return StructureError(
+            f"{what} have other entries",
+            expected="the entries of the first",
+            got=", ".join(shown),
+            fix=fix,
+        )
+    pairs = zip(ours, theirs, strict=True)
+    path = next((one for one, two in pairs if one != two), None)
+    if path is not None and type(first._tree) is type(other._tree):
+        return StructureError(
+            f"{what} have the same entries in another order",
+            path=path,
+            expected=f"the order {_listed(ours)}",
+            got=_listed(theirs),
+            fix="{key: other[key] for key in params} has the order of params; "
+            "tdfunc.TensorDict(params) has none",
+        )
+    return StructureError(
+        f"{what} are pytrees of other structure",
+        expected=first._spec or type(first._tree).__name__,
+        got=other._spec or type(other._tree).__name__,
+        fix=fix,
+    )
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    shown = ", ".join([".".join(path) for path in paths[:_SHOWN]])
+    return shown + (", ..." if len(paths) > _SHOWN else "")

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from tdfunc._core._torch import is_tracing
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, make
 from tdfunc._core.statics import NO_STATICS
 from tdfunc.errors import (
     MissingKeyError,
+    OperandError,
     OptionError,
     StructureError,
     nearest,
     show_path,
 )
-from tdfunc.optim._base import GradientTransformation, init_flat
+from tdfunc.optim._base import GradientTransformation, check_state, init_flat
 from tdfunc.optim._flat import flatten
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def masked(tx: GradientTransformation, mask: Rule) -> GradientTransformation:
         >>> updates["w"][0].tolist(), updates["b"].tolist()
         ([0.10000000149011612, 0.10000000149011612], [0.0, 0.0])
     """
+    mask = _settled(mask)
 
     def flags(flat: Flat) -> list[bool]:
         return [bool(x) for x in assigned(flat, mask, default=False)]
@@ -101,8 +104,8 @@ def multi_transform(
     Args:
         transformations: labels to transformations.
         labels: what label a leaf has, in one of the forms of `masked` with labels
-            instead of bools. In a mapping of paths later entries win; every leaf needs
-            a label.
+            instead of bools. In a mapping later entries win, nested or not; every leaf
+            needs a label.
 
     Raises:
         MissingKeyError: a mapping names an entry that is not there.
@@ -123,6 +126,7 @@ def multi_transform(
         ([0.0, 0.0], tensor([-0.1000, -0.1000]))
     """
     known = dict(transformations)
+    labels = _settled(labels)
 
     def groups(flat: Flat) -> dict[str, list[bool]]:
         found = assigned(flat, labels, default=None)
@@ -152,6 +156,14 @@ def multi_transform(
     def update(
         grads: Any, state: MultiState, params: Any = None, /
     ) -> tuple[Any, MultiState]:
+        check_state(state, MultiState, "multi_transform")
+        if state.inner.keys() != known.keys():
+            raise OperandError(
+                "the state is not that of this multi_transform",
+                expected=f"states of {', '.join(map(repr, known))}",
+                got=", ".join(map(repr, state.inner)),
+                fix="state = tx.init(params)",
+            )
         flat = flatten(grads)
         tensors = list(flat.tensors)
         inner: dict[str, Any] = {}
@@ -169,8 +181,8 @@ def assigned(flat: Flat, rule: Rule, default: Any) -> list[Any]:
     """Return what a rule says about every tensor of a pytree, in order."""
     if isinstance(rule, Node):
         return _by_path(flat, flatten(rule))
-    if isinstance(rule, Mapping):
-        return _by_mapping(flat, rule, default)
+    if isinstance(rule, _Names):
+        return rule.of(flat, default)
     if callable(rule):
         rows = zip(flat.paths(), flat.tensors, strict=True)
         return [rule(path, leaf) for path, leaf in rows]
@@ -182,6 +194,12 @@ def assigned(flat: Flat, rule: Rule, default: Any) -> list[Any]:
             fix=f"lambda path, leaf: {rule!r} is the same for all",
         )
     return _by_path(flat, flatten(rule))
+
+
+def _settled(rule: Rule) -> Rule:
+    """Return a rule as it is now, whatever becomes of a mapping."""
+    is_mapping = isinstance(rule, Mapping) and not isinstance(rule, Node)
+    return _Names(rule) if is_mapping else rule
 
 
 def _by_path(flat: Flat, other: Flat) -> list[Any]:
@@ -197,20 +215,40 @@ def _by_path(flat: Flat, other: Flat) -> list[Any]:
     return [found[path] for path in paths]
 
 
-def _by_mapping(flat: Flat, rule: Mapping[Any, Any], default: Any) -> list[Any]:
-    paths = flat.paths()
-    found = [default] * len(paths)
-    pending: list[tuple[Path, Mapping[Any, Any]]] = [((), rule)]
-    while pending:
-        above, level = pending.pop()
-        for key, value in level.items():
-            parts = as_path(key) if isinstance(key, (str, tuple)) else (str(key),)
-            path = (*above, *parts)
-            if isinstance(value, Mapping):
-                pending.append((path, value))
-                continue
-            inside = [at for at, p in enumerate(paths) if p[: len(path)] == path]
-            if not inside:
+class _Names:
+    """What a mapping says about leaves, looked up once for each structure."""
+
+    __slots__ = ("_last", "_lengths", "_named", "_places")
+
+    def __init__(self, rule: Mapping[Any, Any]) -> None:
+        self._named = _named(rule)
+        self._places = {path: at for at, path in enumerate(self._named)}
+        # Only as many looks at a path as there are lengths, however many entries.
+        self._lengths = sorted({len(path) for path in self._named})
+        self._last: tuple[Any, list[Any]] | None = None
+
+    def of(self, flat: Flat, default: Any) -> list[Any]:
+        """Return what the last entry for a leaf, or a node above it, says."""
+        if is_tracing():
+            return self._found(flat.paths(), default)
+        last, structure = self._last, flat.structure()
+        if last is not None and (last[0] is structure or last[0] == structure):
+            return last[1]
+        found = self._found(flat.paths(), default)
+        self._last = (structure, found)
+        return found
+
+    def _found(self, paths: Sequence[Path], default: Any) -> list[Any]:
+        values = (*self._named.values(), default)
+        unused = set(self._named)
+        found: list[Any] = []
+        for path in paths:
+            above = [path[:n] for n in self._lengths if n <= len(path)]
+            at = [self._places[start] for start in above if start in self._places]
+            unused.difference_update(above)
+            found.append(values[max(at, default=-1)])
+        for path in self._named:
+            if path in unused:
                 raise MissingKeyError(
                     "a mask or label is for an entry that is not there",
                     path=path,
@@ -218,8 +256,27 @@ def _by_mapping(flat: Flat, rule: Mapping[Any, Any], default: Any) -> list[Any]:
                         ".".join(path), [".".join(each) for each in paths]
                     ),
                 )
-            for at in inside:
-                found[at] = value
+        return found
+
+
+def _named(rule: Mapping[Any, Any]) -> dict[Path, Any]:
+    """Return what a mapping, nested or not, says by path; the last that it says last.
+
+    Unrolled without recursion, in the order in which it is written.
+    """
+    found: dict[Path, Any] = {}
+    pending: list[tuple[Path, Any]] = [((), rule)]
+    while pending:
+        path, value = pending.pop()
+        if not isinstance(value, Mapping):
+            found.pop(path, None)
+            found[path] = value
+            continue
+        below = [
+            (as_path(key) if isinstance(key, (str, tuple)) else (str(key),), inner)
+            for key, inner in value.items()
+        ]
+        pending += [((*path, *parts), inner) for parts, inner in reversed(below)]
     return found
 
 

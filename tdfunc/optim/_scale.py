@@ -10,8 +10,10 @@ from tdfunc._ops.training import norm_of
 from tdfunc.errors import OptionError
 from tdfunc.optim._base import (
     GradientTransformation,
+    check_absent,
     check_params,
     check_rate,
+    check_state,
     init_empty,
     init_flat,
 )
@@ -19,6 +21,7 @@ from tdfunc.optim._pick import masked
 from tdfunc.optim._vector import (
     Leaves,
     as_number,
+    check_betas,
     check_number,
     correction,
     count_from,
@@ -143,6 +146,7 @@ def scale_by_schedule(schedule: Schedule) -> GradientTransformation:
         grads: Any, state: ScheduleState, params: Any = None, /
     ) -> tuple[Any, ScheduleState]:
         del params
+        check_state(state, ScheduleState, "scale_by_schedule")
         factor = schedule(state.step)
         work = opened("scale_by_schedule", [grads], [factor])
         (g,) = work.vectors
@@ -197,7 +201,7 @@ def clip_by_global_norm(max_norm: Scalar) -> GradientTransformation:
     ``grads * min(1, max_norm / norm)``, with the norm of all elements of all leaves.
 
     Args:
-        max_norm: the greatest norm, more than 0.
+        max_norm: the greatest norm, more than 0; infinity bounds nothing.
 
     References:
         Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
@@ -215,12 +219,19 @@ def clip_by_global_norm(max_norm: Scalar) -> GradientTransformation:
         del params
         work = opened("clip_by_global_norm", [grads], [max_norm])
         (g,) = work.vectors
-        norm = norm_of(g.tensors)
+        # Norm and bound may be more than half precision holds.
+        norm = norm_of([x if x.dtype in _WIDE else x.float() for x in g.tensors])
+        bound = _like(max_norm, norm)
+        free = bound.isinf()
+        bound = bound.where(~free, 1)
         # Not `max_norm / norm`: at norm 0 its gradient is NaN. At max_norm 0 it is 0.
-        factor = max_norm / norm.clamp_min(1e-38).maximum(_like(max_norm, norm))
+        factor = (bound / norm.clamp_min(1e-38).maximum(bound)).where(~free, 1)
         return work.closed(g.mul(as_number(factor, work.each))), state
 
     return GradientTransformation(init_empty, update)
+
+
+_WIDE = frozenset({torch.float32, torch.float64})
 
 
 def _like(value: Scalar, other: torch.Tensor) -> torch.Tensor:
@@ -293,6 +304,7 @@ def trace(
         grads: Any, state: TraceState, params: Any = None, /
     ) -> tuple[Any, TraceState]:
         del params
+        check_state(state, TraceState, "trace")
         work = opened("trace", [grads, state.trace], [decay, dampening])
         g, total = work.vectors
         beta = as_number(decay, work.each)
@@ -339,6 +351,7 @@ def ema(decay: Scalar, *, debias: bool = True) -> GradientTransformation:
         grads: Any, state: EmaState, params: Any = None, /
     ) -> tuple[Any, EmaState]:
         del params
+        check_state(state, EmaState, "ema")
         work = opened("ema", [grads, state.mean], [decay])
         g, mean = work.vectors
         beta = as_number(decay, work.each)
@@ -388,6 +401,9 @@ def scale_by_rms(
         grads: Any, state: RmsState, params: Any = None, /
     ) -> tuple[Any, RmsState]:
         del params
+        check_state(state, RmsState, "scale_by_rms")
+        if not centered:
+            check_absent(state.mean, "mean", "scale_by_rms")
         trees = [grads, state.square, *([state.mean] if centered else [])]
         work = opened("scale_by_rms", trees, [alpha, eps])
         g, square, *rest = work.vectors
@@ -447,6 +463,7 @@ def scale_by_rss(
         grads: Any, state: RssState, params: Any = None, /
     ) -> tuple[Any, RssState]:
         del params
+        check_state(state, RssState, "scale_by_rss")
         work = opened("scale_by_rss", [grads, state.total], [eps])
         g, total = work.vectors
         total = total.add(g.mul(g))
@@ -474,9 +491,8 @@ def scale_by_lion(betas: tuple[Scalar, Scalar] = (0.9, 0.99)) -> GradientTransfo
         >>> tx.update(torch.tensor([5.0, -0.1]), tx.init(torch.ones(2)))[0]
         tensor([ 1., -1.])
     """
+    check_betas(betas)
     b1, b2 = betas
-    check_number("betas[0]", b1, 0.0, 1.0)
-    check_number("betas[1]", b2, 0.0, 1.0)
 
     def init(params: Any, /) -> LionState:
         flat = init_flat(params, "init")
@@ -486,6 +502,7 @@ def scale_by_lion(betas: tuple[Scalar, Scalar] = (0.9, 0.99)) -> GradientTransfo
         grads: Any, state: LionState, params: Any = None, /
     ) -> tuple[Any, LionState]:
         del params
+        check_state(state, LionState, "scale_by_lion")
         work = opened("scale_by_lion", [grads, state.mean], betas)
         g, mean = work.vectors
         fast, slow = as_number(b1, work.each), as_number(b2, work.each)

@@ -155,11 +155,11 @@ def cosine_decay(
 
 
 def warmup_cosine(
-    init: float,
-    peak: float,
+    init: Scalar,
+    peak: Scalar,
     warmup: int,
     steps: int,
-    end: float = 0.0,
+    end: Scalar = 0.0,
     exponent: float = 1.0,
 ) -> Callable[[Any], torch.Tensor]:
     """Return the schedule that rises in a line, and then falls along a cosine.
@@ -187,8 +187,11 @@ def warmup_cosine(
             expected=f"more than warmup={warmup}",
             got=f"steps={steps}",
         )
-    alpha = end / peak if peak else 0.0
-    fall = cosine_decay(peak, steps - warmup, alpha, exponent)
+    wave = cosine_decay(1.0, steps - warmup, 0.0, exponent)
+
+    def fall(count: Any) -> torch.Tensor:
+        return end + (peak - end) * wave(count)
+
     return join_schedules([linear(init, peak, warmup), fall], [warmup])
 
 
@@ -202,7 +205,8 @@ def join_schedules(
         boundaries: where the second begins, and those after it, in rising order.
 
     Raises:
-        OptionError: there are not one fewer boundaries than schedules, or they fall.
+        OptionError: there is no schedule, there are not one fewer boundaries than
+            schedules, or they fall.
 
     Examples:
         >>> from tdfunc import optim
@@ -210,23 +214,42 @@ def join_schedules(
         >>> [both(step).item() for step in (0, 2, 3)]
         [1.0, 1.0, 2.0]
     """
+    if not schedules:
+        raise OptionError(
+            "there is no schedule to join",
+            expected="at least one",
+            got=[],
+            fix="optim.join_schedules([schedule], [])",
+        )
     if len(schedules) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
         raise OptionError(
             "boundaries stand between schedules",
-            expected=f"{max(0, len(schedules) - 1)} rising boundaries for "
+            expected=f"{len(schedules) - 1} rising boundaries for "
             f"{len(schedules)} schedules",
             got=list(boundaries),
         )
     first, *later = schedules
+    ends = [*boundaries, None]
 
     def schedule(count: Any) -> torch.Tensor:
-        value = torch.as_tensor(first(count))
-        for next_one, begin in zip(later, boundaries, strict=True):
+        # All are called, those whose turn it is not with the nearest count of theirs:
+        # elsewhere they may have no value, and a gradient of NaN.
+        value = torch.as_tensor(first(_within(count, 0, ends[0])))
+        for next_one, begin, end in zip(later, boundaries, ends[1:], strict=True):
             inside = torch.as_tensor(count) >= begin
-            value = torch.where(inside, next_one(count - begin), value)
+            value = torch.where(inside, next_one(_within(count, begin, end)), value)
         return value
 
     return schedule
+
+
+def _within(count: Any, begin: int, end: int | None) -> Any:
+    """Return the count from `begin`, at least 0 and at most the last before `end`."""
+    last = None if end is None else max(end - 1 - begin, 0)
+    if isinstance(count, torch.Tensor):
+        return (count - begin).clamp(0, last)
+    count = max(count - begin, 0)
+    return count if last is None else min(count, last)
 
 
 def _number(count: Any) -> torch.Tensor:

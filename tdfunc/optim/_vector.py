@@ -28,7 +28,7 @@ from tdfunc._core._torch import (
     fused_adam,
     fused_adamw,
 )
-from tdfunc.errors import OptionError
+from tdfunc.errors import OperandError, OptionError
 from tdfunc.optim._flat import (
     Flat,
     Kinds,
@@ -48,6 +48,7 @@ __all__ = [
     "Scalar",
     "as_number",
     "can_fuse",
+    "check_betas",
     "check_number",
     "correction",
     "count_from",
@@ -249,6 +250,7 @@ def opened(call: str, trees: Sequence[Any], scalars: Sequence[Any] = ()) -> Open
                 return Opened(flats, _vectors(columns, each, kind), None, alike=alike)
     check_numbers(flats[0], call)
     if len(flats) > 1:
+        _check_real(flats, call)
         # Moments keep their dtype, so half-precision gradients are accumulated in it.
         pairs = zip(columns[0], columns[1], strict=True)
         columns[0] = [x if x.dtype == y.dtype else x.to(y.dtype) for x, y in pairs]
@@ -259,6 +261,21 @@ def opened(call: str, trees: Sequence[Any], scalars: Sequence[Any] = ()) -> Open
             for column in columns
         ]
     return Opened(flats, _vectors(columns, each), pairs if any(pairs) else None)
+
+
+def _check_real(flats: Sequence[Flat], call: str) -> None:
+    """Raise where a conversion would drop the imaginary part of a gradient."""
+    for other in flats[1:]:
+        pairs = zip(flats[0].tensors, other.tensors, strict=True)
+        for at, (x, y) in enumerate(pairs):
+            if x.is_complex() and not y.is_complex():
+                raise OperandError(
+                    f"{call}: the gradient is complex where state or parameter is real",
+                    path=flats[0].paths()[at],
+                    expected=y.dtype,
+                    got=x.dtype,
+                    fix="grads.apply(torch.real) drops the imaginary part",
+                )
 
 
 _WHAT = "gradients and state or parameters"
@@ -329,6 +346,21 @@ def check_number(name: str, value: Any, low: float, high: float | None = None) -
             expected=f"a number, at least {low}{end}, or a tensor without dims",
             got=repr(value),
         )
+
+
+def check_betas(betas: Any) -> None:
+    """Raise unless these are two numbers at least 0 and below 1.
+
+    Raises:
+        OptionError: they are not.
+    """
+    if not isinstance(betas, (tuple, list)) or len(betas) != _BOTH:
+        raise OptionError("betas are two numbers", expected="(b1, b2)", got=repr(betas))
+    check_number("betas[0]", betas[0], 0.0, 1.0)
+    check_number("betas[1]", betas[1], 0.0, 1.0)
+
+
+_BOTH = 2
 
 
 def count_from(tensors: Sequence[Any]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from tdfunc._core.batch import as_size
 from tdfunc._core.node import Node
+from tdfunc._ops.shape import as_dim
 from tdfunc.errors import OperandError, OptionError, ShapeError
 from tdfunc.random._draws import draw
 from tdfunc.random._integers import in_range
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["choice", "permutation"]
 
 
-def permutation(key: torch.Tensor, x: int | torch.Tensor | Node, dim: int = 0) -> Any:
+def permutation(
+    key: torch.Tensor, x: int | torch.Tensor | Node, dim: int | str = 0
+) -> Any:
     """Return the rows of a tensor or of a tree in random order.
 
     Args:
         key: [*keys, 2]; [2] if `x` is no int.
         x: a tensor, a tree, or an int that stands for ``torch.arange(x)``.
-        dim: the dim of the rows, a batch dim of a tree.
+        dim: the dim of the rows; of a tree a batch dim, by number or name.
 
     Returns:
         What `x` is, in new memory; int64 [*keys, x] for an int.
@@ -55,7 +58,7 @@ def choice(
     shape: Size = (),
     replace: bool = True,  # noqa: FBT001, FBT002 (the place that JAX and NumPy give it)
     p: torch.Tensor | None = None,
-    dim: int = 0,
+    dim: int | str = 0,
 ) -> Any:
     """Return rows of a tensor or of a tree, drawn with or without replacement.
 
@@ -67,7 +70,7 @@ def choice(
         p: how probable each row is [rows], not negative; need not add up to one. None
             for all the same. In compiled code and inside transforms its values are not
             checked.
-        dim: the dim of the rows, a batch dim of a tree.
+        dim: the dim of the rows; of a tree a batch dim, by number or name.
 
     Returns:
         What `a` is, in new memory; int64 [*keys, *shape] for an int.
@@ -199,19 +202,25 @@ def _count(x: Any, what: str) -> int:
     return count
 
 
-def _rows(x: torch.Tensor | Node, dim: int) -> tuple[int, int]:
+def _rows(x: torch.Tensor | Node, dim: int | str) -> tuple[int, int]:
     """Return the dim of the rows, counted from the front, and how many there are."""
-    shape = x.shape if isinstance(x, torch.Tensor) else x.batch_size
-    if not -len(shape) <= dim < len(shape):
+    if isinstance(x, Node):
+        shape = x.batch_size
+        if isinstance(dim, str):
+            dim = as_dim(x, dim)
+        fix = "td.apply(lambda x: random.permutation(key, x)) moves the rows of leaves"
+    else:
+        shape = x.shape
+        fix = "random.permutation(key, x.reshape(-1))"
+    count = len(shape)
+    if not isinstance(dim, int) or not -count <= dim < count:
         raise ShapeError(
             "there is no such dim of rows",
-            expected=f"{-len(shape)} to {len(shape) - 1}"
-            if shape
-            else "at least a dim",
-            got=dim,
-            fix=None if shape else "random.permutation(key, x.reshape(-1))",
+            expected=f"{-count} to {count - 1}" if count else "at least a dim",
+            got=repr(dim),
+            fix=None if count else fix,
         )
-    return dim % len(shape), shape[dim]
+    return dim % count, shape[dim]
 
 
 def _taken(x: torch.Tensor | Node, picked: torch.Tensor, dim: int) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tdfunc._core.node import Node
 from tdfunc._core.tree import around_lazy, around_rows, with_leaves
-from tdfunc.errors import OptionError
+from tdfunc.errors import OperandError, OptionError
 from tdfunc.random._keys import fold_in, lone_key, of_paths
 from tdfunc.random._samples import COMPLEX, FLOATING, normal, uniform
 
@@ -43,7 +44,7 @@ def normal_like(
         A tree of the same structure and batch size; statics are shared.
 
     Raises:
-        OperandError: no key, or several.
+        OperandError: no key, or several; `td` is no tree.
         OptionError: a leaf is of a dtype that is not drawn, naming it.
 
     Examples:
@@ -81,7 +82,7 @@ def uniform_like(
         A tree of the same structure and batch size; statics are shared.
 
     Raises:
-        OperandError: no key, or several.
+        OperandError: no key, or several; `td` is no tree.
         OptionError: a leaf is of a dtype that is not drawn, naming it.
 
     Examples:
@@ -101,6 +102,14 @@ def _like(
     dtype: torch.dtype | None,
     device: Device | None,
 ) -> NodeT:
+    if not isinstance(td, Node):
+        raise OperandError(
+            f"{fn.__name__}_like takes a tree",
+            expected="a tree",
+            got=type(td).__name__,
+            fix=f"random.{fn.__name__}(key, x.shape) for a tensor, "
+            "TensorDict(value) makes a tree of a mapping",
+        )
     if td._schema.rows:
         return around_rows(td, lambda bare: _like(key, bare, fn, dtype, device))
     if td._schema.lazy:

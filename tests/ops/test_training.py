@@ -11,7 +11,7 @@ import torch
 
 import tdfunc
 from tdfunc import NonTensorData, TensorDict
-from tdfunc.errors import NotFiniteError, OperandError, StructureError
+from tdfunc.errors import NotFiniteError, OperandError, OptionError, StructureError
 from tests.cases import Case, cases, check, fingerprint, leaves_of
 
 
@@ -62,7 +62,7 @@ def test_cosine_similarity_is_that_of_two_vectors(case: Case) -> None:
 
     x = vector(case)
     y = x * 0.5 - 1
-    close(got, (x @ y) / (x.norm() * y.norm()).clamp_min(1e-8))
+    close(got, (x @ y) / (x.norm().clamp_min(1e-8) * y.norm().clamp_min(1e-8)))
 
 
 @cases()
@@ -259,6 +259,111 @@ def test_vmap_grad_and_compile(fn: Any) -> None:
     torch.autograd.gradcheck(
         lambda x: fn(TensorDict({"x": x}, 4)), td["x"].double().requires_grad_()
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "dtype"),
+    [
+        (1e-6, 2, torch.float32),
+        (1e-9, 2, torch.float32),
+        (1e-40, 2, torch.float32),
+        (1e20, 2, torch.float32),
+        (-3e38, 1000, torch.float32),
+        (1e200, 2, torch.float64),
+        (100.0, 1000, torch.float16),
+        (6e4, 70_000, torch.float16),
+        (1e38, 300, torch.bfloat16),
+        (1e20, 2, torch.complex64),
+    ],
+)
+def test_cosine_is_that_of_torch_at_every_scale(
+    value: float, number: int, dtype: torch.dtype
+) -> None:
+    x = torch.full((number,), value, dtype=dtype)
+    td = TensorDict({"a": x, "b": x[:1].clone(), "none": x[:0]})
+
+    got = td.cosine_similarity(td)
+
+    norm = abs(value) * math.sqrt(number + 1)
+    assert dtype == got.dtype
+    expected = torch.tensor(min(1.0, norm / 1e-8) ** 2, dtype=dtype)
+    torch.testing.assert_close(got, expected, rtol=2e-3, atol=1e-6)
+    if dtype == torch.float32 and 1e-30 < value < 1e10:
+        flat = torch.cat([x, x[:1]])
+        theirs = torch.nn.functional.cosine_similarity(flat, flat, dim=0)
+        torch.testing.assert_close(got, theirs)
+    assert 0.0 == td.cosine_similarity(td * 0).abs().item()
+
+
+def test_gradient_of_the_cosine_does_not_see_the_scale() -> None:
+    td = TensorDict({"x": torch.tensor([1.0, 2.0]), "y": torch.tensor(-0.5)})
+    other = TensorDict({"x": torch.tensor([0.5, -1.0]), "y": torch.tensor(1.0)})
+
+    def slope(a: TensorDict, b: TensorDict) -> TensorDict:
+        return torch.func.grad(tdfunc.cosine_similarity)(a, b)
+
+    plain, large = slope(td, other), slope(td * 1e25, other * 1e25)
+
+    torch.testing.assert_close(large["x"] * 1e25, plain["x"])
+    x = torch.tensor([1.0, 2.0, -0.5], requires_grad=True)
+    y = torch.tensor([0.5, -1.0, 1.0])
+    torch.nn.functional.cosine_similarity(x, y, dim=0).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(plain["x"], x.grad[:2])
+    torch.testing.assert_close(plain["y"], x.grad[2])
+
+
+@pytest.mark.parametrize(
+    ("size", "tau"),
+    [([], [0.1, 0.2]), ([1], [0.1] * 4), ([2], [[0.1, 0.2]]), ([2], [0.1] * 3)],
+)
+def test_a_rate_never_makes_the_average_wider(size: list[int], tau: Any) -> None:
+    target = TensorDict({"w": torch.zeros(*size, 2)}, size)
+
+    for rate in (torch.tensor(tau), torch.tensor(tau).numpy()):
+        with pytest.raises(OperandError, match=r"tau does not fit.*broadcasts to"):
+            target.polyak(target + 1, rate)
+
+
+def test_an_average_follows_no_other_shape() -> None:
+    target = TensorDict({"w": torch.zeros(2, 1), "v": torch.zeros(2)})
+
+    for name, shape in (("w", (2, 3)), ("w", (1, 1)), ("v", (1,)), ("v", ())):
+        with pytest.raises(OperandError, match="other shapes") as raised:
+            target.polyak(target.set(name, torch.ones(shape)), 0.5)
+        assert (name,) == raised.value.path
+    with pytest.raises(OperandError, match="other shapes"):
+        target.polyak(
+            TensorDict({"w": torch.ones(4, 2, 1), "v": torch.ones(4, 2)}, 4), 0.5
+        )
+
+
+def test_a_real_average_follows_no_complex_tensor() -> None:
+    td = TensorDict({"w": torch.zeros(2)})
+
+    with pytest.raises(OperandError, match="complex") as raised:
+        td.polyak(td.apply(lambda x: x * 1j), 0.5)
+    assert ("w",) == raised.value.path
+
+
+@pytest.mark.parametrize("tau", [2, -0.1, math.nan, math.inf])
+def test_a_rate_out_of_range_is_refused(tau: float) -> None:
+    td = TensorDict({"w": torch.zeros(2)})
+
+    with pytest.raises(OptionError, match="from 0 to 1"):
+        td.polyak(td, tau)
+    assert td.polyak(td + 1, 1)["w"].tolist() == [1.0, 1.0]
+
+
+def test_many_leaves_that_are_not_finite_make_a_short_message() -> None:
+    td = TensorDict({f"{i:04}": torch.tensor(math.nan) for i in range(1000)})
+
+    with pytest.raises(NotFiniteError, match="and 980 more leaves") as raised:
+        td.check_finite()
+
+    assert len(str(raised.value)) < 1000
+    with pytest.raises(OperandError, match="check_finite takes trees"):
+        tdfunc.check_finite(torch.ones(2))  # pyright: ignore[reportArgumentType]
 
 
 def test_tree_where_is_where() -> None:

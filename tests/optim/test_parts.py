@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tdfunc.errors import (
     ShapeError,
     StructureError,
 )
-from tdfunc.optim import _base, _combine, _vector
+from tdfunc.optim import _base, _combine, _pick, _vector
 from tests.cases import Case, cases, fingerprint, leaves_of
 
 EVERY = {
@@ -189,6 +190,49 @@ class TestSchedules:
 
         assert [0.0, 0.25, 5.0, 5.0, 2.0, 1.0, 0.0, 0.0] == got
 
+    @pytest.mark.parametrize("kind", [int, torch.tensor])
+    def test_schedules_are_not_asked_before_or_after_their_turn(
+        self, kind: Any
+    ) -> None:
+        def rising(count: Any) -> Any:
+            assert 0 <= int(count) < 3
+            return 1 / (3 - count)
+
+        def falling(count: Any) -> Any:
+            assert int(count) >= 0
+            return 1 / (count + 1)
+
+        schedule = optim.join_schedules([rising, falling, falling], [3, 3])
+
+        got = [schedule(kind(step)).item() for step in range(5)]
+
+        assert [1 / 3, 1 / 2, 1.0, 1.0, 0.5] == pytest.approx(got)
+
+    def test_gradients_come_from_the_schedule_whose_turn_it_is(self) -> None:
+        def value(rate: torch.Tensor, step: int) -> torch.Tensor:
+            one, two = lambda c: rate / (1 - c), lambda c: rate / (c + 1)
+            return optim.join_schedules([one, two], [1])(torch.tensor(step))
+
+        for step in (0, 1):
+            got = torch.func.grad(value)(torch.tensor(2.0), step)
+            assert 1.0 == got.item()
+        scale = optim.join_schedules([optim.constant(1.0), lambda c: 3 * c], [1])
+        assert [1.0, 0.0, 3.0] == [scale(step).item() for step in range(3)]
+
+    def test_warmup_cosine_maps_over_its_numbers(self) -> None:
+        peaks = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64)
+
+        def value(peak: Any, step: int) -> torch.Tensor:
+            return optim.warmup_cosine(0.1, peak, 2, 4, 0.2)(step)
+
+        for step in range(6):
+            got = torch.vmap(lambda peak, at=step: value(peak, at))(peaks)
+            rows = [value(float(peak), step) for peak in peaks]
+            torch.testing.assert_close(got, torch.stack(rows))
+        assert 0.2 == value(0.0, 9).item()
+        slope = torch.func.grad(lambda peak: value(peak, 3))(peaks[1])
+        assert slope.item() == pytest.approx(0.5)
+
     def test_schedules_map_trace_and_differentiate(self) -> None:
         steps = torch.arange(15)
         for schedule in (
@@ -213,7 +257,7 @@ class TestSchedules:
             (lambda: optim.exponential_decay(1.0, 0.5, 0), "at least 1"),
             (lambda: optim.warmup_cosine(0.0, 1.0, 5, 5), "more than warmup=5"),
             (lambda: optim.join_schedules([optim.constant(1.0)], [3]), "0 rising"),
-            (lambda: optim.join_schedules([], []), "0 schedules"),
+            (lambda: optim.join_schedules([], []), "at least one"),
             (
                 lambda: optim.join_schedules([optim.constant(1.0)] * 3, [5, 2]),
                 "2 rising",
@@ -546,8 +590,12 @@ def test_parameters_must_be_given_where_they_are_needed(tx: Any) -> None:
         (lambda: optim.chain(optim.clip), "call it"),  # pyright: ignore[reportArgumentType]
         (lambda: optim.accumulate(optim.adam(), 0), "steps=0"),
         (lambda: optim.ema(1.0), "decay"),
+        (lambda: optim.accumulate(optim.adam(), 2.5), "an int.*steps=2.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: optim.adam(betas=(0.9,)), r"two numbers.*\(0.9,\)"),  # pyright: ignore[reportArgumentType]
+        (lambda: optim.lamb(betas=0.9), "two numbers"),  # pyright: ignore[reportArgumentType]
+        (lambda: optim.lion(betas=(0.9, 0.9, 0.9)), "two numbers"),  # pyright: ignore[reportArgumentType]
     ],
-    ids=range(19),
+    ids=range(23),
 )
 def test_bad_options_are_refused(call: Any, part: str) -> None:
     with pytest.raises(OptionError, match=part):
@@ -648,3 +696,210 @@ def test_what_sits_out_does_so_in_compiled_code(name: str) -> None:
     expected, _ = tx.update(partly, tx.init(partly), partly)
     assert got["none"] is None
     torch.testing.assert_close(got["w"], expected["w"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_an_infinite_or_great_norm_bounds_nothing(
+    dtype: torch.dtype,
+    *,
+    as_tensor: bool,
+) -> None:
+    grads = {
+        "a": torch.tensor([300.0, -4.0], dtype=dtype),
+        "b": torch.ones((), dtype=dtype),
+    }
+
+    for bound in (math.inf, 1e5):
+        given = torch.tensor(bound) if as_tensor else bound
+        got, _ = optim.clip_by_global_norm(given).update(grads, ())
+
+        for name, x in grads.items():
+            torch.testing.assert_close(got[name], x, rtol=0, atol=0)
+
+
+def test_half_precision_is_clipped_by_a_norm_that_it_can_not_hold() -> None:
+    grads = torch.full((10_000,), 1000.0, dtype=torch.float16)
+
+    got, _ = optim.clip_by_global_norm(100.0).update(grads, ())
+
+    torch.testing.assert_close(got, torch.ones_like(grads))
+
+
+def test_gradients_pass_an_infinite_norm() -> None:
+    def clipped(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        return optim.clip_by_global_norm(bound).update(x, ())[0].sum()
+
+    both = torch.func.grad(clipped, argnums=(0, 1))(
+        torch.zeros(2), torch.tensor(math.inf)
+    )
+
+    assert [1.0, 1.0] == both[0].tolist()
+    assert 0.0 == both[1].item()
+
+
+@pytest.mark.parametrize("kind", ["tree", "dict"])
+def test_later_entries_of_a_mapping_win_nested_or_not(kind: str) -> None:
+    tree = TensorDict(n={"a": torch.ones(2), "b": torch.ones(2)}, m=torch.ones(2))
+    params: Any = tree if kind == "tree" else tree.to_dict()
+    sgds = {"x": optim.sgd(1.0), "y": optim.sgd(2.0)}
+
+    def steps(labels: Any) -> list[float]:
+        tx = optim.multi_transform(sgds, labels)
+        updates, _ = tx.update(params, tx.init(params))
+        parts = (updates["n"]["a"], updates["n"]["b"], updates["m"])
+        return [-x[0].item() for x in parts]
+
+    nested = {"n": {"a": "y", "b": "y"}}
+    assert [1.0, 2.0, 1.0] == steps({**nested, ("n", "a"): "x", "m": "x"})
+    assert [2.0, 2.0, 1.0] == steps({("n", "a"): "x", "m": "x", **nested})
+    assert [2.0, 2.0, 2.0] == steps({**nested, ("n", "a"): "x", "m": "y", ("n",): "y"})
+    assert [2.0, 1.0, 2.0] == steps({"n": "x", "m": "y", ("n", "a"): "y"})
+
+
+def test_a_mapping_is_looked_up_once_for_each_structure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = TensorDict(a=torch.ones(2), b=torch.ones(2))
+    labels = {"a": "x", "b": "y"}
+    tx = optim.multi_transform({"x": optim.sgd(1.0), "y": optim.sgd(2.0)}, labels)
+    labels["a"] = "nowhere"  # what was given counts
+    calls: list[int] = []
+    inner = _pick._Names._found
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return inner(*args)
+
+    monkeypatch.setattr(_pick._Names, "_found", counted)
+    state = tx.init(params)
+    for tree in (params, params * 2, params.to_dict(), params.to_dict(), params):
+        if isinstance(tree, dict):
+            state = tx.init(tree)
+        elif tree is params:
+            state = tx.init(params)
+        updates, state = tx.update(tree, state)
+        assert (-1.0 * tree["a"] == updates["a"]).all()
+
+    assert 3 == len(calls)
+
+
+def test_many_labels_do_not_cost_their_square() -> None:
+    names = [str(i) for i in range(3000)]
+    params = TensorDict({name: torch.ones(()) for name in names})
+    tx = optim.multi_transform({"x": optim.sgd(1.0)}, dict.fromkeys(names, "x"))
+
+    start = time.perf_counter()
+    tx.update(params, tx.init(params))
+
+    assert time.perf_counter() - start < 2.0  # 9e6 looks took 4 s
+
+
+STATED = {
+    **{name: EVERY[name] for name in ("sgd", "adam", "adamw", "rmsprop", "adagrad")},
+    **{name: EVERY[name] for name in ("lion", "lamb", "accumulate", "flat", "chain")},
+    "schedule": optim.sgd(optim.constant(0.1)),
+    "decayed": optim.adagrad(lr_decay=0.1),
+    "not centered": optim.rmsprop(0.1),
+    "multi": optim.multi_transform({"x": optim.sgd(0.1)}, lambda *_: "x"),
+    "masked": optim.masked(optim.adam(), lambda *_: True),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_state_of_another_transformation_is_refused(name: str) -> None:
+    tx, x = STATED[name], torch.ones(2)
+    own = tx.init(x)
+    others = [other.init(x) for other in STATED.values()]
+
+    for state in (None, x, (), [], {}, (optim.EmptyState(),) * 3, *others):
+        if pytree.tree_structure(state) == pytree.tree_structure(own):
+            tx.update(x, state, x)
+            continue
+        with pytest.raises((OperandError, StructureError), match="state") as raised:
+            tx.update(x, state, x)
+        assert raised.value.fix is not None
+        assert "tx.init" in raised.value.fix
+
+
+def test_states_of_other_labels_are_refused() -> None:
+    x = torch.ones(2)
+    one, two = [
+        optim.multi_transform({label: optim.sgd(0.1)}, lambda *_, at=label: at)
+        for label in "ab"
+    ]
+
+    with pytest.raises(OperandError, match="states of 'a' - got 'b'"):
+        one.update(x, two.init(x))
+
+
+@pytest.mark.parametrize(
+    "tx", [optim.adam(), optim.trace(0.9), optim.add_decayed_weights(0.1)]
+)
+def test_imaginary_parts_are_not_dropped(tx: Any) -> None:
+    x = torch.ones(2)
+
+    with pytest.raises(OperandError, match=r"complex64.*torch\.real") as raised:
+        tx.update({"a": x * 1j}, tx.init({"a": x}), {"a": x})
+    assert ("a",) == raised.value.path
+    with pytest.raises(OperandError, match=r"imaginary.*torch\.real") as raised:
+        optim.apply_updates({"a": x}, {"a": x * 1j})
+    assert ("a",) == raised.value.path
+    assert [2.0, 2.0] == optim.apply_updates(x * 1j, x * 1j).imag.tolist()
+
+
+def test_how_pytrees_differ_is_said_by_path() -> None:
+    x = torch.ones(2)
+    params = {"b": x, "a": {"d": x, "c": x}}
+    tx = optim.adam()
+
+    swapped = {"a": {"c": x, "d": x}, "b": x}
+    order = r"another order - at td\['b'\] - expected the order b, a\.d, a\.c"
+    with pytest.raises(StructureError, match=order) as raised:
+        tx.update(params, tx.init(swapped))
+    assert raised.value.fix is not None
+    assert "key in params" in raised.value.fix
+    with pytest.raises(StructureError, match=order):
+        optim.apply_updates(params, swapped)
+    with pytest.raises(
+        StructureError, match=r"b'. is missing, .*'e'. is extra"
+    ) as raised:
+        optim.apply_updates(params, {"e": x, "a": params["a"]})
+    assert raised.value.fix is None
+    many = {str(i): x for i in range(100)}
+    with pytest.raises(StructureError, match="and 93 more"):
+        optim.apply_updates(params, many)
+    with pytest.raises(ShapeError) as shaped:
+        optim.apply_updates(params, {**params, "b": torch.ones(3)})
+    assert shaped.value.fix is None
+
+
+@pytest.mark.parametrize("make", [optim.adam, optim.adamw])
+@pytest.mark.parametrize("eps_root", [0.0, 1e-8])
+@pytest.mark.parametrize("kind", ["plain", "mixed", "complex", "differentiated"])
+def test_a_step_asks_the_schedule_once(make: Any, eps_root: float, kind: str) -> None:
+    asked: list[int] = []
+
+    def schedule(count: Any) -> float:
+        asked.append(int(count))
+        return 0.1
+
+    params = {"a": torch.ones(2), "b": torch.full((3,), 2.0)}
+    if kind == "mixed":
+        params["b"] = params["b"].double()
+    elif kind == "complex":
+        params["b"] = params["b"] * 1j
+    elif kind == "differentiated":
+        params["b"].requires_grad_()
+    tx = make(schedule, eps_root=eps_root)
+    grads = {key: 3 * x for key, x in params.items()}
+
+    got, state = optim.step(tx, grads, tx.init(params), params)
+
+    assert [0] == asked
+    assert 1 == state.step.item()
+    updates, expected = tx.update(grads, tx.init(params), params)
+    torch.testing.assert_close(got, optim.apply_updates(params, updates))
+    torch.testing.assert_close(state, expected)
+    with pytest.raises((OperandError, StructureError), match=r"parameters"):
+        optim.step(tx, grads, tx.init(params), None)

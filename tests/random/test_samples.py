@@ -401,6 +401,26 @@ def test_categorical_moves_the_choices_and_spans_batches() -> None:
     assert 0 == random.categorical(KEY, torch.tensor([5])).item()
 
 
+def test_rows_are_of_a_dim_with_a_name() -> None:
+    td = TensorDict({"x": torch.arange(6).view(2, 3)}, [2, 3], names=["b", "t"])
+
+    for name, dim in (("b", 0), ("t", 1)):
+        for fn in (random.permutation, random.choice):
+            got, expected = fn(KEY, td, dim=name), fn(KEY, td, dim=dim)
+            assert torch.equal(got["x"], expected["x"])
+            assert got.names == expected.names
+
+
+def test_what_is_said_to_a_tree_without_batch_works() -> None:
+    td = TensorDict({"x": torch.arange(5), "y": torch.arange(5)})
+
+    got = td.apply(lambda x: random.permutation(KEY, x))
+
+    assert torch.equal(got["x"], got["y"])
+    assert [0, 1, 2, 3, 4] == got["x"].sort().values.tolist()
+    assert torch.equal(got["x"], random.permutation(KEY, td["x"]))
+
+
 def test_permutations() -> None:
     rows = torch.arange(12.0).reshape(4, 3)
     order = random.permutation(KEY, 4)
@@ -613,6 +633,26 @@ BAD_CALLS = {
         lambda: random.permutation(KEY, TensorDict({"x": torch.zeros(2, 3)}, 2), 1),
         ShapeError,
         "no such dim",
+    ),
+    "permutation no batch": (
+        lambda: random.permutation(KEY, TensorDict({"x": torch.zeros(3)})),
+        ShapeError,
+        "at least a dim .* td.apply(lambda x: random.permutation(key, x))",
+    ),
+    "permutation name": (
+        lambda: random.permutation(KEY, TensorDict({"x": torch.zeros(3)}, 3), "t"),
+        ShapeError,
+        "no batch dim is named 't' .* to fix",
+    ),
+    "permutation name of a tensor": (
+        lambda: random.permutation(KEY, torch.zeros(3), "t"),
+        ShapeError,
+        "no such dim of rows - expected -1 to 0 - got 't'",
+    ),
+    "choice dim kind": (
+        lambda: random.choice(KEY, torch.zeros(3), dim=0.0),  # pyright: ignore[reportArgumentType]
+        ShapeError,
+        "no such dim of rows .* got 0.0",
     ),
     "choice empty": (
         lambda: random.choice(KEY, 0, 1),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tdfunc import TensorDict, lazy_stack, random
-from tdfunc.errors import OptionError
+from tdfunc.errors import OperandError, OptionError
 from tests.cases import Case, cases, check, fingerprint, leaves_of
 from tests.random import oracle
 
@@ -164,3 +164,12 @@ def test_deep_trees() -> None:
     out = random.normal_like(KEY, td)
 
     assert bool(next(iter(out._leaves)).any())
+
+
+@pytest.mark.parametrize("name", ["normal_like", "uniform_like"])
+@pytest.mark.parametrize("value", [{"a": torch.ones(2)}, torch.ones(2), None])
+def test_only_trees_are_taken(name: str, value: Any) -> None:
+    with pytest.raises(OperandError, match=f"{name} takes a tree") as raised:
+        getattr(random, name)(random.key(0), value)
+
+    assert type(value).__name__ in str(raised.value)
