@@ -196,9 +196,9 @@ class LazyStackedTensorDict(Tree, lazy=True):
         return self._of(trees)
 
     def _of(self, trees: Sequence[Node]) -> Any:
+        made = lazy.lazy_stack(trees, self.stack_dim)
         names = self.names
-        name = None if names is None else names[self.stack_dim]
-        return lazy.lazy_stack(trees, self.stack_dim, name=name)
+        return made if names is None else made.with_names(names)
 
     def __repr__(self) -> str:
         if self._members.known_shape is None:

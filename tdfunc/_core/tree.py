@@ -172,15 +172,20 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
     """
     lazies = td._schema.lazies()
     slots = tuple([slot for slot, _, _ in lazies])
-    bare = [without(x, slots) if isinstance(x, Node) else x for x in operands]
+    # An operand may lack other entries of `td` (a mask those of text).
+    places = [_lazy_slots(x) for x in operands]
+    bare = [
+        without(x, at) if isinstance(x, Node) else x
+        for x, at in zip(operands, places, strict=True)
+    ]
     rest = without(td, slots)
     done = fn(rest, *bare)
     stacks: list[Any] = []
-    for slot, _, surplus in lazies:
+    for i, (slot, _, surplus) in enumerate(lazies):
         own: list[Any] = []
-        for x in operands:
+        for x, at in zip(operands, places, strict=True):
             if isinstance(x, Node):
-                own.append(x._leaves[slot])
+                own.append(x._leaves[at[i]])
             elif isinstance(x, torch.Tensor) and x.dim() and surplus:
                 own.append(x.reshape((*x.shape, *(1,) * surplus)))
             else:
@@ -189,6 +194,12 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
     if done is rest and all([x is td._leaves[i] for x, i in zip(stacks, slots)]):  # noqa: B905
         return td
     return restored(td, slots, stacks, done)
+
+
+def _lazy_slots(x: Any) -> tuple[int, ...]:
+    if not isinstance(x, Node):
+        return ()
+    return tuple([slot for slot, _, _ in x._schema.lazies()])
 
 
 def each_member(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:

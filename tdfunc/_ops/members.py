@@ -705,12 +705,15 @@ def renested(td: Any) -> Any:
 
     A lazy stack that became one of its members is that member.
     """
-    size = td.batch_size
+    size, names = td.batch_size, td.names
     for slot, path, _ in td._schema.lazies():
         leaf = td._leaves[slot]
         if isinstance(leaf, Node):
             if not path:
-                return leaf
+                # Names of the stack are not those of its members.
+                if names is None or names == leaf.names:
+                    return leaf
+                return entries.with_names(leaf, names)
             td = _with_node(td, path, leaf, size)
     return td
 

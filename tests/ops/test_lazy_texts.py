@@ -1,0 +1,174 @@
+"""Lazy stacks whose members hold text, and what they say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tdfunc
+from tdfunc import TensorDict, lazy_stack
+from tdfunc.errors import OperandError, ShapeError, StructureError
+from tdfunc.testing import assert_equal, assert_valid
+
+MASK = torch.tensor([True, False, True])
+
+
+def texts(*values: str, static: str = "same") -> TensorDict:
+    n = len(values)
+    return TensorDict({"a": torch.arange(float(n)), "t": [*values], "s": static}, n)
+
+
+def pair() -> tuple[Any, Any]:
+    one, two = texts("p", "q", "r"), texts("x", "q", "z", static="other")
+    return lazy_stack([one, one]), lazy_stack([two, two])
+
+
+# Choosing
+
+
+def test_where_with_a_number_keeps_text() -> None:
+    stack, _ = pair()
+    for out in (
+        stack.where(MASK, 0),
+        torch.where(MASK, stack, 0),
+        stack.masked_fill(~MASK, 0),
+    ):
+        assert_valid(out)
+        assert_equal(out.densify(), stack.densify().where(MASK, 0))
+        assert out["t"] == [["p", "q", "r"]] * 2
+    other = tdfunc.where(MASK, 5, stack)
+    assert other["t"] == stack["t"]
+    assert other[0]["a"].tolist() == [5, 1, 5]
+
+
+def test_where_of_two_stacks_chooses_text_and_statics() -> None:
+    stack, other = pair()
+    wanted = stack.densify().where(MASK, other.densify())
+    for right in (other, other.densify()):
+        out = stack.where(MASK, right)
+        assert type(out) is type(stack)
+        assert out["t"] == [["p", "q", "r"]] * 2
+        assert out["s"] == [["same", "other", "same"]] * 2
+        assert_equal(out.densify(), wanted)
+    assert_equal(stack.densify().where(MASK, other), wanted)
+    rows = torch.tensor([[True], [False]])
+    assert stack.where(rows, other)["t"] == [["p", "q", "r"], ["x", "q", "z"]]
+
+
+def test_where_under_a_tree_of_booleans() -> None:
+    stack, other = pair()
+    condition = stack == other
+    out = stack.where(condition, other)
+    assert out["t"] == [["x", "q", "z"]] * 2
+    assert out["s"] == "same"
+    filled = stack.masked_fill(stack > 0, 7)
+    assert filled["t"] == stack["t"]
+    assert filled[1]["a"].tolist() == [0, 7, 7]
+
+
+@pytest.mark.parametrize("fn", ["where", "masked_fill"])
+def test_in_a_stack_that_is_an_entry(fn: str) -> None:
+    stack, _ = pair()
+    td = TensorDict({"a": torch.ones(2), "g": stack, "t": ["k", "l"], "s": "S"}, 2)
+    mask = torch.tensor([True, False])
+    if fn == "where":
+        out = td.where(mask, 0)
+    else:
+        out = td.masked_fill(~mask, 0)
+    assert_valid(out)
+    assert out["g", "t"] == stack["t"]
+    assert out["t"] == ["k", "l"]
+    assert out["s"] == "S"
+    assert out["a"].tolist() == [1, 0]
+    assert out["g", "a"].tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_two_trees_with_stacks_as_entries() -> None:
+    stack, other = pair()
+    one = TensorDict({"g": stack, "t": ["k", "l"], "s": "A", "z": torch.ones(2)}, 2)
+    two = TensorDict({"g": other, "t": ["m", "n"], "s": "B", "z": torch.ones(2)}, 2)
+    out = one.where(torch.tensor([True, False]), two)
+    assert_valid(out)
+    assert out["t"] == ["k", "n"]
+    assert out["s"] == ["A", "B"]
+    assert out["g", "t"] == [["p", "q", "r"], ["x", "q", "z"]]
+    assert out["g", "s"] == [["same"] * 3, ["other"] * 3]
+    condition = one == two
+    assert condition["g", "t"].tolist() == [[False, True, False]] * 2
+    assert condition["t"].tolist() == [False, False]
+    assert one.where(condition, two)["g", "t"] == [["x", "q", "z"]] * 2
+    with pytest.raises(StructureError, match="is missing"):
+        one.where(torch.tensor([True, False]), two.drop("g"))
+
+
+# Comparing
+
+
+def test_text_of_members_is_compared() -> None:
+    stack, other = pair()
+    dense, other_dense = stack.densify(), other.densify()
+    for right in (other, other_dense):
+        for name in ("eq", "ne", "isclose"):
+            out = getattr(stack, name)(right)
+            wanted = getattr(dense, name)(other_dense)
+            assert type(out) is type(stack)
+            assert_equal(out.densify(), wanted)
+        assert not (stack == right).all()
+        assert not stack.allclose(right)
+    assert_equal(dense == other, dense == other_dense)
+    assert_equal(dense.isclose(other), dense.isclose(other_dense))
+    assert (stack == stack).all()
+    assert stack.allclose(stack)
+    assert (stack == 0)["t"] == stack["t"]
+
+
+def test_closeness_beside_text() -> None:
+    stack, _ = pair()
+    near = stack + 1e-9
+    td = TensorDict({"a": torch.ones(2), "t": ["k", "l"], "g": stack}, 2)
+    close = td.isclose(td.set("g", near))
+    assert close["t"].tolist() == [True, True]
+    assert close["g", "t"].all()
+    assert close["g", "a"].all()
+    assert not td.set("t", ["k", "m"]).allclose(td)
+
+
+# Dims that go
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_squeezing_the_stack_dim_gives_the_member(dim: int) -> None:
+    one = texts("p", "q")
+    stack = lazy_stack([one], dim)
+    for out in (stack.squeeze(dim), stack.squeeze(), torch.squeeze(stack, dim)):
+        assert out is one
+    more = lazy_stack([one, one], dim)
+    part = more[:1] if dim == 0 else more[:, :1]
+    assert_equal(part.squeeze(dim), one)
+    td = TensorDict({"g": stack, "a": torch.ones(stack.batch_size)}, stack.batch_size)
+    out = td.squeeze(dim)
+    assert_valid(out)
+    assert out.batch_size == (2,)
+    assert type(out["g"]) is TensorDict
+    assert out["g", "t"] == ["p", "q"]
+    both = lazy_stack([texts("p")], dim).squeeze()
+    assert_equal(both, texts("p")[0])
+
+
+def test_names_stay_where_the_stack_dim_is_indexed() -> None:
+    one = texts("p", "q")
+    stack = lazy_stack([one, one]).with_names(["s", "b"])
+    rows = [stack[0], stack[0, ...], next(iter(stack)), stack.unbind()[1]]
+    rows += [stack.at[0].get(), stack[:1].squeeze(0), stack[torch.tensor(1)]]
+    for row in rows:
+        assert row.names == ("b",)
+        assert_equal(row, one)
+    assert stack[:, 0].names == ("s",)
+    assert stack[0, 0].names is None
+    assert lazy_stack([one, one], name="s")[0] is one
+    named = one.with_names(["b"])
+    assert lazy_stack([named, named], name="s")[0] is named
+    for longer in (stack.append(one), stack.extend([named]), stack.insert(0, one)):
+        assert longer.names == ("s", "b")
