@@ -315,7 +315,9 @@ def _stacked(members: Members, values: list[Any], path: Path) -> Any:
         if all([isinstance(value, torch.Tensor) for value in values]):
             return _stacked_tensors(members, values, path)
         # Statics and rows: one value if all are the same, else nested lists.
-        return join.stack([tree.select(path) for tree in members.trees], dim)[path]
+        # Of stacks of stacks, too: stacked lazily they would be read here again.
+        parts = [densify(tree.select(path)) for tree in members.trees]
+        return join.stack(parts, dim)[path]
     except ShapeError as error:
         raise ShapeError(
             "the members have other shapes here",
@@ -338,10 +340,23 @@ def _stacked_tensors(members: Members, values: list[Any], path: Path) -> Any:
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
         raise ShapeError("other shapes", path=path)
-    found = members.trees[0]._schema.find(path)
-    if found is not None and found.lo == found.hi:  # the batch does not index it
-        return join.stack([tree.select(path) for tree in members.trees])[path]
+    if is_unbatched(members.trees[0], path):
+        return join.stack([densify(tree.select(path)) for tree in members.trees])[path]
     return torch.stack(values, members.stack_dim)
+
+
+def is_unbatched(tree: Any, path: Path) -> bool:
+    """Return whether the batch does not index the tensor at a path of a tree."""
+    while type(tree).is_lazy:
+        tree = tree._leaves[0].trees[0]
+    found = tree._schema.find(path)
+    if found is not None:
+        return found.lo == found.hi
+    for end in range(1, len(path)):
+        node = tree[path[:end]]
+        if type(node).is_lazy:
+            return is_unbatched(node, path[end:])
+    return False
 
 
 def _as_padded(

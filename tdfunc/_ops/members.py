@@ -395,7 +395,9 @@ class Members(LeafLike):
 
         It is the dim whose size the result has from it.
         """
-        shape = _positive(self.shape)
+        # Ints that the members have rows for fit where their sizes differ, too.
+        most = max([abs(i) for i in plan if type(i) is int], default=0) + 1
+        shape = [size if size >= 0 else most for size in self.shape]
         found: list[torch.Size] = []
         for size in (2, 3):
             shape[self.stack_dim] = size

@@ -9,7 +9,7 @@ import torch
 
 import tdfunc
 from tdfunc import TensorDict, lazy_stack
-from tdfunc.errors import OperandError, ShapeError, StructureError
+from tdfunc.errors import OperandError, ShapeError, StructureError, TreeIndexError
 from tdfunc.testing import assert_equal, assert_valid
 
 MASK = torch.tensor([True, False, True])
@@ -172,3 +172,31 @@ def test_names_stay_where_the_stack_dim_is_indexed() -> None:
     assert lazy_stack([named, named], name="s")[0] is named
     for longer in (stack.append(one), stack.extend([named]), stack.insert(0, one)):
         assert longer.names == ("s", "b")
+
+
+# Reading
+
+
+def test_stacks_of_stacks_are_read() -> None:
+    stack, other = pair()
+    both = torch.stack([stack, other])
+    assert both["t"] == [[["p", "q", "r"]] * 2, [["x", "q", "z"]] * 2]
+    assert both["s"] == [[["same"] * 3] * 2, [["other"] * 3] * 2]
+    assert torch.stack([stack, stack], 2)["s"] == "same"
+    assert both["t"] == both.densify()["t"]
+    nested = lazy_stack([TensorDict({"g": s}) for s in (stack, other)])
+    assert nested["g", "t"] == both["t"]
+    fixed = lazy_stack([TensorDict({"u": tdfunc.unbatched(torch.ones(2))}, 3)] * 2)
+    assert torch.stack([fixed, fixed])["u"].shape == (2,)
+
+
+def test_ints_index_dims_whose_size_differs() -> None:
+    a, b = texts("p", "q"), texts("x", "y", "z")
+    stack = lazy_stack([a, b])
+    assert stack[1, 2]["t"] == "z"
+    assert stack[:, 1]["t"] == ["q", "y"]
+    assert stack[:, -1]["t"] == ["q", "z"]
+    assert lazy_stack([a, b], 1)[1]["t"] == ["q", "y"]
+    for index in ((0, 2), (slice(None), 2)):
+        with pytest.raises(TreeIndexError, match="index 2 is out of range"):
+            stack[index]
