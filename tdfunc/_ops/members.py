@@ -119,10 +119,11 @@ class Members(LeafLike):
             if self._holds_other():
                 return self._flat or ()
             dim, flat = self.stack_dim, self._flat or ()
+            dims = len(self._was[1])
             if is_tracing():
-                return tuple([tree.squeeze(dim) for tree in flat])
+                return tuple([_of_dims(tree.squeeze(dim), dims) for tree in flat])
             with at_level(self.level):
-                trees = tuple([tree.squeeze(dim) for tree in flat])
+                trees = tuple([_of_dims(tree.squeeze(dim), dims) for tree in flat])
             self._trees = trees
         return trees
 
@@ -186,10 +187,18 @@ class Members(LeafLike):
         dims of size 1 beside it is not told from leaving with ``out_dims=0``.
         """
         sizes = self._sizes()
-        if len({len(size) for size in sizes}) != 1:
+        stack, rest = self._was
+        dims = min([len(size) for size in sizes])
+        if any([len(size) != dims for size in sizes]):
+            # Jacobians have other dims behind those that members had, and as many
+            # batch dims as their leaves share. `jacfwd` maps a dim in front first.
+            new = _joint([size[:dims] for size in sizes])
+            for to, old in ((stack, rest), (stack - 1, rest[1:])):
+                kept = (*new[:to], *new[to + 1 : len(old) + 1])
+                if 0 <= to < dims and new[to] == 1 and _alike(kept, old):
+                    return to, (*new[:to], *new[to + 1 :])
             return -1, ()
         new = _joint(sizes)
-        stack, rest = self._was
         more = len(new) - len(rest) - 1
         front = stack + more
         if more == -1 and 0 <= self._mapped <= len(rest):
@@ -792,6 +801,12 @@ def _joint(sizes: Sequence[torch.Size]) -> tuple[int, ...]:
             for row in zip(*sizes, strict=True)
         ]
     )
+
+
+def _of_dims(tree: Any, dims: int) -> Any:
+    """Return a tree with so many of its batch dims as batch dims."""
+    size = tree.batch_size
+    return tree if len(size) == dims else entries.with_batch_size(tree, size[:dims])
 
 
 def _alike(one: Sequence[int], two: Sequence[int]) -> bool:

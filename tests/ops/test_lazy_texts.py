@@ -200,3 +200,30 @@ def test_ints_index_dims_whose_size_differs() -> None:
     for index in ((0, 2), (slice(None), 2)):
         with pytest.raises(TreeIndexError, match="index 2 is out of range"):
             stack[index]
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize("size", [(), (1,), (4,), (2, 2)])
+@pytest.mark.parametrize("place", [torch.func, tdfunc])
+def test_jacobians_of_members_with_other_keys(place: Any, size: tuple[int]) -> None:
+    a = TensorDict({"x": torch.rand(size)}, size)
+    b = TensorDict({"x": torch.rand(size), "y": torch.rand((*size, 2))}, size)
+    for dim in (0, -1):
+        stack = lazy_stack([a, b], dim)
+        for name in ("jacrev", "jacfwd"):
+            out = getattr(place, name)(lambda t: t**2)(stack)
+            assert out.stack_dim == stack.stack_dim
+            assert out.batch_size[: stack.batch_dims] == stack.batch_size
+            assert out.keys() == ("x",)
+            own = out.tensordicts[1]["y"]
+            wanted = torch.func.jacrev(torch.square)(b["y"])
+            assert own.tensordicts[1].keys() == ("x", "y")
+            torch.testing.assert_close(own.tensordicts[1]["y"], wanted)
+            assert not own.tensordicts[0]["x"].any()
+            assert "LazyStacked" in repr(out)
+        hessian = place.hessian(lambda t: (t**2).sum(reduce=True))(stack)
+        wanted = torch.func.hessian(lambda y: (y**2).sum())(b["y"])
+        found = hessian.tensordicts[1]["y"].tensordicts[1]["y"]
+        torch.testing.assert_close(found, wanted)
