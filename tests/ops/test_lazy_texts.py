@@ -227,3 +227,23 @@ def test_jacobians_of_members_with_other_keys(place: Any, size: tuple[int]) -> N
         wanted = torch.func.hessian(lambda y: (y**2).sum())(b["y"])
         found = hessian.tensordicts[1]["y"].tensordicts[1]["y"]
         torch.testing.assert_close(found, wanted)
+
+
+def test_vmap_refuses_the_stack_dim() -> None:
+    a = TensorDict({"x": torch.ones(4, 2)}, 4)
+    b = TensorDict({"x": torch.ones(4, 3), "y": torch.ones(4)}, 4)
+    w = torch.ones(2)
+    for dim in (0, 1):
+        stack = lazy_stack([a, b], dim)
+        td = TensorDict({"g": stack, "w": torch.ones(stack.batch_size)}, [])
+        td = td.with_batch_size(stack.batch_size)
+        for arg in (stack, td, {"k": [td]}):
+            for dims in (dim, (dim,)):
+                with pytest.raises(OperandError, match="stack dim .* can not be mapped"):
+                    tdfunc.vmap(lambda t: t, dims)(arg)
+        out = tdfunc.vmap(lambda t: t * 2, 1 - dim, 1 - dim)(stack)
+        assert_equal(out, stack * 2)
+        kept = tdfunc.vmap(lambda x, t: x * t[0].sum(reduce=True), (0, None))(w, stack)
+        assert kept.shape == (2,)
+    with pytest.raises(OperandError, match="can not be mapped - at td\\['g'\\]"):
+        tdfunc.vmap(lambda t: t["w"])(TensorDict({"g": lazy_stack([a, b]), "w": w}, 2))
