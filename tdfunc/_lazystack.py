@@ -167,6 +167,8 @@ class LazyStackedTensorDict(Tree, lazy=True):
                 got=[list(shape) for shape in shapes],
             )
         joint = [r[0] if len(set(r)) == 1 else -1 for r in zip(*shapes, strict=True)]
+        if lazy.is_unbatched(self.tensordicts[0], path):
+            return torch.Size(joint)
         at = self.stack_dim
         return torch.Size((*joint[:at], len(shapes), *joint[at:]))
 

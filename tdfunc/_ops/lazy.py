@@ -51,7 +51,8 @@ def lazy_stack(
         A `LazyStackedTensorDict` that holds the trees.
 
     Raises:
-        OperandError: `tds` is empty or holds something else than trees.
+        OperandError: `tds` is empty or holds something else than trees, or more than
+            64 lazy stacks would be in each other.
         ShapeError: the trees have not equally many batch dims (or, with
             `strict_shape`, other batch sizes), or there is no such `dim`.
 

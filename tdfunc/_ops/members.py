@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MEMBERS", "Members", "lazy_node", "renested"]
 
+_MOST_DEPTH = 64  # the most dims of a tensor
+
 MEMBERS = "members"
 """The key of the one leaf in the node of a lazy stack."""
 
@@ -49,13 +51,22 @@ class Members(LeafLike):
         rest: the batch size without the stack dim, asked for only without members.
     """
 
-    __slots__ = ("_dim", "_flat", "_mapped", "_trees", "_was", "level")
+    __slots__ = ("_depth", "_dim", "_flat", "_mapped", "_trees", "_was", "level")
 
     def __init__(
         self, trees: Sequence[Any], dim: int, rest: Sequence[int] = ()
     ) -> None:
         if trees:
             rest = _joint([tree.batch_size for tree in trees])
+        self._depth = _depth_over(trees)
+        if self._depth > _MOST_DEPTH:
+            raise OperandError(
+                "lazy stacks are nested too deeply",
+                expected=f"at most {_MOST_DEPTH} stacks in each other: every one is a "
+                "dim of what is read, and torch's tensors have no more",
+                got=self._depth,
+                fix="tdfunc.lazy_stack(tds) takes all trees at once",
+            )
         self._trees: tuple[Any, ...] | None = tuple(trees)
         self._dim = dim
         self._flat: tuple[Any, ...] | None = None
@@ -78,6 +89,7 @@ class Members(LeafLike):
             level: how many transforms ran.
         """
         self = object.__new__(cls)
+        self._depth = _depth_over(flat)
         self._trees = None
         self._dim = -1
         self._flat = flat
@@ -801,6 +813,18 @@ def _joint(sizes: Sequence[torch.Size]) -> tuple[int, ...]:
             for row in zip(*sizes, strict=True)
         ]
     )
+
+
+def _depth_over(trees: Sequence[Any]) -> int:
+    """Return how many stacks are in each other, with one of these trees."""
+    # A pytree function may have put other things in place of members and trees.
+    below = [
+        getattr(tree._leaves[slot], "_depth", 0)
+        for tree in trees
+        if isinstance(tree, Node) and tree._schema.lazy
+        for slot, _, _ in tree._schema.lazies()
+    ]
+    return 1 + max(below, default=0)
 
 
 def _of_dims(tree: Any, dims: int) -> Any:

@@ -247,3 +247,44 @@ def test_vmap_refuses_the_stack_dim() -> None:
         assert kept.shape == (2,)
     with pytest.raises(OperandError, match="can not be mapped - at td\\['g'\\]"):
         tdfunc.vmap(lambda t: t["w"])(TensorDict({"g": lazy_stack([a, b]), "w": w}, 2))
+
+
+# What a stack says of itself
+
+
+def test_the_full_form_counts_members() -> None:
+    stack, _ = pair()
+    text = stack.to_tree_string()
+    assert f"leaves=4, bytes={stack.bytes()} B" in text
+    assert "[1]  TensorDict  [3]  36 B  a, s, t" in text
+    td = TensorDict({"g": stack, "w": torch.ones(2)}, 2)
+    text = td.to_tree_string()
+    assert f"leaves=5, bytes={td.bytes()} B" in text
+    assert "[2, 3]  72 B  2 trees stacked along dim 0" in text
+    assert "... 12 more" in lazy_stack([texts("p")] * 20).to_tree_string()
+    assert "72 B" in td._repr_html_()
+    gone = torch.utils._pytree.tree_map(lambda _: None, stack)
+    assert gone.to_tree_string()
+
+
+def test_shapes_of_unbatched_entries() -> None:
+    one = TensorDict({"u": tdfunc.unbatched(torch.ones(2)), "x": torch.ones(4)}, 4)
+    stack = lazy_stack([one])
+    assert "{u: [2], x: [1, 4]}" in repr(stack)
+    assert stack.get_item_shape("u") == stack["u"].shape == (2,)
+    nested = lazy_stack([TensorDict({"g": stack}), TensorDict({"g": stack})])
+    assert nested.get_item_shape(("g", "u")) == (2,)
+
+
+def test_stacks_too_deep_are_refused() -> None:
+    stack: Any = TensorDict({"x": torch.ones(())})
+    for _ in range(64):
+        stack = lazy_stack([stack])
+    assert (stack * 2)["x"].dim() == 64
+    for make in (lambda: lazy_stack([stack]), lambda: torch.stack([stack, stack])):
+        with pytest.raises(OperandError, match="nested too deeply"):
+            make()
+    tree = TensorDict({"x": torch.ones(())})
+    with pytest.raises(OperandError, match="nested too deeply"):
+        for _ in range(100):
+            tree = TensorDict({"g": lazy_stack([tree])})
