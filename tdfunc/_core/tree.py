@@ -21,6 +21,7 @@ from tdfunc.errors import OperandError, show_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tdfunc._core.leaf import LeafLike
     from tdfunc._core.node import NodeT
     from tdfunc._core.schema import Schema
     from tdfunc.typing import Path
@@ -31,6 +32,7 @@ __all__ = [
     "around_rows",
     "each_member",
     "feature_views",
+    "how_to_densify",
     "map_leaves",
     "noting",
     "one_table",
@@ -253,15 +255,28 @@ def refuse_lazy(td: Node, what: str) -> None:
     Raises:
         OperandError: naming the first of them.
     """
-    for _, path, _ in td._schema.lazies():
+    for slot, path, _ in td._schema.lazies():
         raise OperandError(
             f"{what} is not defined for a lazy stack",
             path=path or None,
             expected="a dense tree",
             got="trees that are kept apart",
-            fix="td.densify() first where the members are alike, "
-            "td.densify(padding_value=0) where shapes differ",
+            fix=how_to_densify(td._leaves[slot]),
         )
+
+
+def how_to_densify(members: LeafLike) -> str:
+    """Return which call makes a lazy stack of these members dense."""
+    trees: tuple[Any, ...] = () if members.known_shape is None else members.trees
+    if any([not trees[0]._schema.matches(tree._schema) for tree in trees[1:]]):
+        return (
+            "td.select(*td.keys(True, True)).densify() first, which keeps the tensors "
+            "that all members have; densify(padding_value=0) where shapes differ"
+        )
+    return (
+        "td.densify() first where the members are alike, "
+        "td.densify(padding_value=0) where shapes differ"
+    )
 
 
 def widened(

@@ -291,7 +291,8 @@ def get(
             f"as_nested_tensor={as_nested_tensor}, return_mask={return_mask}",
         )
     members: Members = td._leaves[0]
-    if not all([path in tree for tree in members.trees]):
+    trees = members.trees
+    if not trees or not all([path in tree for tree in trees]):
         return None if default is MISSING else default
     if as_list:
         return [tree[path] for tree in members.trees]
@@ -320,11 +321,20 @@ def _stacked(members: Members, values: list[Any], path: Path) -> Any:
         parts = [densify(tree.select(path)) for tree in members.trees]
         return join.stack(parts, dim)[path]
     except ShapeError as error:
+        if not all([isinstance(value, torch.Tensor) for value in values]):
+            # Text has no shape but the batch size, and can not be padded here.
+            raise ShapeError(
+                "the members have other batch sizes, so their values do not stack",
+                path=path,
+                expected="equal batch sizes",
+                got=[list(tree.batch_size) for tree in members.trees],
+                fix=f"td.get({short(path)!r}, as_list=True)",
+            ) from error
         raise ShapeError(
             "the members have other shapes here",
             path=path,
             expected="equal shapes",
-            got=[list(getattr(v, "shape", ())) for v in values],
+            got=[list(value.shape) for value in values],
             fix=f"td.get({short(path)!r}, as_list=True), as_padded_tensor=True or "
             "as_nested_tensor=True",
         ) from error

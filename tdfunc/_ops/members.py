@@ -25,6 +25,7 @@ from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import how_to_densify
 from tdfunc._ops import entries
 from tdfunc.errors import OperandError, ShapeError
 
@@ -658,8 +659,7 @@ class Members(LeafLike):
             f"{what} is not defined for a lazy stack",
             expected="a dense tree",
             got=repr(self),
-            fix="td.densify() first where the members are alike, "
-            "td.densify(padding_value=0) where shapes differ",
+            fix=how_to_densify(self),
         )
 
     def __getattr__(self, name: str) -> Any:
