@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import tdfunc
 from tdfunc import TensorDict, lazy_stack
@@ -18,6 +19,7 @@ from tdfunc.errors import (
 )
 from tdfunc.testing import assert_equal, assert_valid
 
+FN: Any = torch  # its functions take trees, which its types do not say
 MASK = torch.tensor([True, False, True])
 
 
@@ -38,7 +40,7 @@ def test_where_with_a_number_keeps_text() -> None:
     stack, _ = pair()
     for out in (
         stack.where(MASK, 0),
-        torch.where(MASK, stack, 0),
+        FN.where(MASK, stack, 0),
         stack.masked_fill(~MASK, 0),
     ):
         assert_valid(out)
@@ -182,15 +184,15 @@ def test_names_stay_where_the_stack_dim_is_indexed() -> None:
 
 def test_stacks_of_stacks_are_read() -> None:
     stack, other = pair()
-    both = torch.stack([stack, other])
+    both = FN.stack([stack, other])
     assert both["t"] == [[["p", "q", "r"]] * 2, [["x", "q", "z"]] * 2]
     assert both["s"] == [[["same"] * 3] * 2, [["other"] * 3] * 2]
-    assert torch.stack([stack, stack], 2)["s"] == "same"
+    assert FN.stack([stack, stack], 2)["s"] == "same"
     assert both["t"] == both.densify()["t"]
     nested = lazy_stack([TensorDict({"g": s}) for s in (stack, other)])
     assert nested["g", "t"] == both["t"]
     fixed = lazy_stack([TensorDict({"u": tdfunc.unbatched(torch.ones(2))}, 3)] * 2)
-    assert torch.stack([fixed, fixed])["u"].shape == (2,)
+    assert FN.stack([fixed, fixed])["u"].shape == (2,)
 
 
 def test_ints_index_dims_whose_size_differs() -> None:
@@ -266,7 +268,7 @@ def test_the_full_form_counts_members() -> None:
     assert "[2, 3]  72 B  2 trees stacked along dim 0" in text
     assert "... 12 more" in lazy_stack([texts("p")] * 20).to_tree_string()
     assert "72 B" in td._repr_html_()
-    gone = torch.utils._pytree.tree_map(lambda _: None, stack)
+    gone = pytree.tree_map(lambda _: None, stack)
     assert gone.to_tree_string()
 
 
@@ -284,7 +286,7 @@ def test_stacks_too_deep_are_refused() -> None:
     for _ in range(64):
         stack = lazy_stack([stack])
     assert (stack * 2)["x"].dim() == 64
-    for make in (lambda: lazy_stack([stack]), lambda: torch.stack([stack, stack])):
+    for make in (lambda: lazy_stack([stack]), lambda: FN.stack([stack, stack])):
         with pytest.raises(OperandError, match="nested too deeply"):
             make()
     tree = TensorDict({"x": torch.ones(())})
@@ -311,7 +313,7 @@ def test_joining_lazy_and_dense_names_both_ways() -> None:
                 assert "stack.densify()" in str(caught.value)
                 assert "is extra" not in str(caught.value)
     assert tdfunc.cat([stack, dense.to_lazystack()])["t"] == stack["t"] * 2
-    assert_equal(tdfunc.cat([stack.densify(), dense]), torch.cat([dense, dense]))
+    assert_equal(tdfunc.cat([stack.densify(), dense]), FN.cat([dense, dense]))
     with pytest.raises(StructureError) as caught:
         tdfunc.cat([dense, dense.drop("a")])
     assert "densify" not in str(caught.value)
