@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import torch
 
-from tdfunc._core.keys import as_path, is_key
+from tdfunc._core.keys import as_path, is_key, short
 from tdfunc._core.node import Node, missing, settled_size
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import lazy
 from tdfunc._ops.members import Members
 from tdfunc._tensordict import Tree
-from tdfunc.errors import ShapeError
+from tdfunc.errors import MissingKeyError, ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -103,14 +103,31 @@ class LazyStackedTensorDict(Tree, lazy=True):
     get = lazy.get  # pyright: ignore[reportAssignmentType]
 
     def _missing(self, path: Path) -> Exception:
-        lacking = [i for i, tree in enumerate(self.tensordicts) if path not in tree]
-        error = missing(self.tensordicts[lacking[0]], path)
-        error.add_note(f"tdfunc: the members {lacking} of the lazy stack have no such")
-        return error
+        trees = self.tensordicts
+        lacking = [i for i, tree in enumerate(trees) if path not in tree]
+        if lacking:
+            error = missing(trees[lacking[0]], path)
+            if not isinstance(error, MissingKeyError):
+                return error
+        shared = self.keys(len(path) > 1)
+        key = short(path)
+        return MissingKeyError(
+            "not all members of the lazy stack have such an entry"
+            if len(lacking) < len(trees)
+            else "no member of the lazy stack has such an entry",
+            path=path,
+            expected=f"one of {shared}, which all members have"
+            if shared
+            else "no key: the members share none",
+            got=f"members {lacking} of {len(trees)} lack it",
+            fix=f"td.get({key!r}, default), or "
+            f"[t.get({key!r}) for t in td.tensordicts]",
+        )
 
     def __contains__(self, key: object) -> bool:
         """Return whether all members have an entry at a key or path."""
-        return all([key in tree for tree in self.tensordicts])
+        trees = self.tensordicts
+        return bool(trees) and all([key in tree for tree in trees])
 
     def keys(
         self,
@@ -167,6 +184,8 @@ class LazyStackedTensorDict(Tree, lazy=True):
                 got=[list(shape) for shape in shapes],
             )
         joint = [r[0] if len(set(r)) == 1 else -1 for r in zip(*shapes, strict=True)]
+        if lazy.is_unbatched(self.tensordicts[0], path):
+            return torch.Size(joint)
         at = self.stack_dim
         return torch.Size((*joint[:at], len(shapes), *joint[at:]))
 
@@ -196,9 +215,9 @@ class LazyStackedTensorDict(Tree, lazy=True):
         return self._of(trees)
 
     def _of(self, trees: Sequence[Node]) -> Any:
+        made = lazy.lazy_stack(trees, self.stack_dim)
         names = self.names
-        name = None if names is None else names[self.stack_dim]
-        return lazy.lazy_stack(trees, self.stack_dim, name=name)
+        return made if names is None else made.with_names(names)
 
     def __repr__(self) -> str:
         if self._members.known_shape is None:

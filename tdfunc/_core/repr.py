@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from tdfunc._core.leaf import LeafLike
 from tdfunc._core.schema import (
     ROWS,
     STATIC,
@@ -19,7 +20,7 @@ from tdfunc._core.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tdfunc._core.node import Node
 
@@ -99,15 +100,32 @@ def html(node: Node) -> str:
 
 
 def _title(node: Node) -> str:
-    nbytes = sum([_nbytes(x) for x in node._leaves if isinstance(x, torch.Tensor)])
+    leaves = _all_leaves(node._leaves)
     parts = [f"batch_size={list(node.batch_size)}"]
     if node.names is not None:
         parts.append(f"names={list(node.names)}")
-    parts.append(f"leaves={len(node._leaves)}")
-    parts.append(f"bytes={_bytes(nbytes)}")
+    parts.append(f"leaves={len(leaves)}")
+    parts.append(f"bytes={_bytes(_total(leaves))}")
     if node.device is not None:
         parts.append(f"device={node.device}")
     return f"{type(node).__name__}({', '.join(parts)})"
+
+
+def _all_leaves(leaves: Iterable[Any]) -> list[Any]:
+    """Return leaves, with those of members in place of lazy stacks."""
+    found: list[Any] = []
+    pending = [*leaves][::-1]
+    while pending:
+        leaf = pending.pop()
+        if not isinstance(leaf, LeafLike):
+            found.append(leaf)
+        elif leaf.known_shape is not None:
+            pending += [x for tree in leaf.trees for x in tree._leaves][::-1]
+    return found
+
+
+def _total(leaves: Iterable[Any]) -> int:
+    return sum([_nbytes(x) for x in leaves if isinstance(x, torch.Tensor)])
 
 
 def _nbytes(leaf: torch.Tensor) -> int:
@@ -218,7 +236,28 @@ def _stack(node: Node, step: Step) -> str:
 def _stack_cells(node: Node, slot: int) -> tuple[str, str, str]:
     leaf = node._leaves[slot]
     shape = leaf.known_shape
-    return (str(list(shape)) if shape is not None else "", repr(leaf), "")
+    if shape is None:
+        return ("", "", repr(leaf))
+    return (str(list(shape)), _bytes(_total(_all_leaves([leaf]))), repr(leaf))
+
+
+def _member_rows(node: Node) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield a line for every member of a lazy stack, for the first of many."""
+    leaf = node._leaves[0]
+    if leaf.known_shape is None:
+        yield ("  ", *_stack_cells(node, 0), "")
+        return
+    trees = leaf.trees
+    for i, tree in enumerate(trees[:_MOST_ROWS]):
+        size = _bytes(_total(_all_leaves(tree._leaves)))
+        shape = str(list(tree.batch_size))
+        yield (f"  [{i}]", type(tree).__name__, shape, size, _fields_of(tree))
+    if len(trees) > _MOST_ROWS:
+        yield (f"  ... {len(trees) - _MOST_ROWS} more", "", "", "", "")
+
+
+def _fields_of(tree: Any) -> str:
+    return ", ".join([_key(key) for key in tree.keys(sort=True)])
 
 
 def _key(key: str) -> str:
@@ -226,6 +265,9 @@ def _key(key: str) -> str:
 
 
 def _rows(node: Node) -> Iterator[tuple[str, str, str, str, str]]:
+    if is_lazy(node._schema):
+        yield from _member_rows(node)
+        return
     for path, kid, lo, slo, surplus in _steps(node, sort=False):
         label = "  " * len(path) + _key(path[-1])
         if isinstance(kid, Schema) and is_lazy(kid):

@@ -21,6 +21,7 @@ from tdfunc.errors import OperandError, show_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tdfunc._core.leaf import LeafLike
     from tdfunc._core.node import NodeT
     from tdfunc._core.schema import Schema
     from tdfunc.typing import Path
@@ -31,6 +32,7 @@ __all__ = [
     "around_rows",
     "each_member",
     "feature_views",
+    "how_to_densify",
     "map_leaves",
     "noting",
     "one_table",
@@ -172,15 +174,20 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
     """
     lazies = td._schema.lazies()
     slots = tuple([slot for slot, _, _ in lazies])
-    bare = [without(x, slots) if isinstance(x, Node) else x for x in operands]
+    # An operand may lack other entries of `td` (a mask those of text).
+    places = [_lazy_slots(x) for x in operands]
+    bare = [
+        without(x, at) if isinstance(x, Node) else x
+        for x, at in zip(operands, places, strict=True)
+    ]
     rest = without(td, slots)
     done = fn(rest, *bare)
     stacks: list[Any] = []
-    for slot, _, surplus in lazies:
+    for i, (slot, _, surplus) in enumerate(lazies):
         own: list[Any] = []
-        for x in operands:
+        for x, at in zip(operands, places, strict=True):
             if isinstance(x, Node):
-                own.append(x._leaves[slot])
+                own.append(x._leaves[at[i]])
             elif isinstance(x, torch.Tensor) and x.dim() and surplus:
                 own.append(x.reshape((*x.shape, *(1,) * surplus)))
             else:
@@ -189,6 +196,12 @@ def around_lazy(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
     if done is rest and all([x is td._leaves[i] for x, i in zip(stacks, slots)]):  # noqa: B905
         return td
     return restored(td, slots, stacks, done)
+
+
+def _lazy_slots(x: Any) -> tuple[int, ...]:
+    if not isinstance(x, Node):
+        return ()
+    return tuple([slot for slot, _, _ in x._schema.lazies()])
 
 
 def each_member(td: NodeT, fn: Callable[..., Any], *operands: Any) -> NodeT:
@@ -242,15 +255,28 @@ def refuse_lazy(td: Node, what: str) -> None:
     Raises:
         OperandError: naming the first of them.
     """
-    for _, path, _ in td._schema.lazies():
+    for slot, path, _ in td._schema.lazies():
         raise OperandError(
             f"{what} is not defined for a lazy stack",
             path=path or None,
             expected="a dense tree",
             got="trees that are kept apart",
-            fix="td.densify() first where the members are alike, "
-            "td.densify(padding_value=0) where shapes differ",
+            fix=how_to_densify(td._leaves[slot]),
         )
+
+
+def how_to_densify(members: LeafLike) -> str:
+    """Return which call makes a lazy stack of these members dense."""
+    trees: tuple[Any, ...] = () if members.known_shape is None else members.trees
+    if any([not trees[0]._schema.matches(tree._schema) for tree in trees[1:]]):
+        return (
+            "td.select(*td.keys(True, True)).densify() first, which keeps the tensors "
+            "that all members have; densify(padding_value=0) where shapes differ"
+        )
+    return (
+        "td.densify() first where the members are alike, "
+        "td.densify(padding_value=0) where shapes differ"
+    )
 
 
 def widened(

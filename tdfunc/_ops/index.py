@@ -48,7 +48,10 @@ def at_index(td: NodeT, index: Index) -> NodeT:
         (torch.Size([4, 1]), torch.Size([2, 4]))
     """
     size = td.batch_size
-    if isinstance(index, int) and not isinstance(index, bool) and size:
+    schema = td._schema
+    # Where the members of a lazy stack differ (-1) each of them is asked.
+    known = size and (not schema.lazy or size[0] >= 0)
+    if isinstance(index, int) and not isinstance(index, bool) and known:
         # The hot path: one row.
         if not -size[0] <= index < size[0]:
             raise _out_of_range(td, index, 0)
@@ -56,10 +59,8 @@ def at_index(td: NodeT, index: Index) -> NodeT:
         names = td.names
         if names is not None:
             names = as_names(names[1:], len(size) - 1)
-        schema = td._schema
         out = make(schema, leaves, td._statics, size[1:], names)
         return renested(out) if schema.lazy else out
-    schema = td._schema
     if isinstance(index, slice) and size:
         plan: Any = (index,)
     else:
@@ -186,7 +187,7 @@ def _without_masks(
                 out.append(mask)
             continue
         is_row = in_range and isinstance(item, int) and not isinstance(item, bool)
-        if is_row and not -size[at] <= item < size[at]:
+        if is_row and size[at] >= 0 and not -size[at] <= item < size[at]:
             raise _out_of_range(td, item, at)
         at += _dims_of(item)
         out.append(item)

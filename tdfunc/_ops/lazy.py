@@ -51,7 +51,8 @@ def lazy_stack(
         A `LazyStackedTensorDict` that holds the trees.
 
     Raises:
-        OperandError: `tds` is empty or holds something else than trees.
+        OperandError: `tds` is empty or holds something else than trees, or more than
+            64 lazy stacks would be in each other.
         ShapeError: the trees have not equally many batch dims (or, with
             `strict_shape`, other batch sizes), or there is no such `dim`.
 
@@ -290,7 +291,8 @@ def get(
             f"as_nested_tensor={as_nested_tensor}, return_mask={return_mask}",
         )
     members: Members = td._leaves[0]
-    if not all([path in tree for tree in members.trees]):
+    trees = members.trees
+    if not trees or not all([path in tree for tree in trees]):
         return None if default is MISSING else default
     if as_list:
         return [tree[path] for tree in members.trees]
@@ -315,13 +317,24 @@ def _stacked(members: Members, values: list[Any], path: Path) -> Any:
         if all([isinstance(value, torch.Tensor) for value in values]):
             return _stacked_tensors(members, values, path)
         # Statics and rows: one value if all are the same, else nested lists.
-        return join.stack([tree.select(path) for tree in members.trees], dim)[path]
+        # Of stacks of stacks, too: stacked lazily they would be read here again.
+        parts = [densify(tree.select(path)) for tree in members.trees]
+        return join.stack(parts, dim)[path]
     except ShapeError as error:
+        if not all([isinstance(value, torch.Tensor) for value in values]):
+            # Text has no shape but the batch size, and can not be padded here.
+            raise ShapeError(
+                "the members have other batch sizes, so their values do not stack",
+                path=path,
+                expected="equal batch sizes",
+                got=[list(tree.batch_size) for tree in members.trees],
+                fix=f"td.get({short(path)!r}, as_list=True)",
+            ) from error
         raise ShapeError(
             "the members have other shapes here",
             path=path,
             expected="equal shapes",
-            got=[list(getattr(v, "shape", ())) for v in values],
+            got=[list(value.shape) for value in values],
             fix=f"td.get({short(path)!r}, as_list=True), as_padded_tensor=True or "
             "as_nested_tensor=True",
         ) from error
@@ -338,10 +351,23 @@ def _stacked_tensors(members: Members, values: list[Any], path: Path) -> Any:
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
         raise ShapeError("other shapes", path=path)
-    found = members.trees[0]._schema.find(path)
-    if found is not None and found.lo == found.hi:  # the batch does not index it
-        return join.stack([tree.select(path) for tree in members.trees])[path]
+    if is_unbatched(members.trees[0], path):
+        return join.stack([densify(tree.select(path)) for tree in members.trees])[path]
     return torch.stack(values, members.stack_dim)
+
+
+def is_unbatched(tree: Any, path: Path) -> bool:
+    """Return whether the batch does not index the tensor at a path of a tree."""
+    while type(tree).is_lazy:
+        tree = tree._leaves[0].trees[0]
+    found = tree._schema.find(path)
+    if found is not None:
+        return found.lo == found.hi
+    for end in range(1, len(path)):
+        node = tree[path[:end]]
+        if type(node).is_lazy:
+            return is_unbatched(node, path[end:])
+    return False
 
 
 def _as_padded(

@@ -27,7 +27,7 @@ from tdfunc._core._torch import (
 )
 from tdfunc._core.tree import pointwise
 from tdfunc._ops import reduce
-from tdfunc._ops.pointwise import Numbers, binary, compared, has_rows, ternary
+from tdfunc._ops.pointwise import Numbers, binary, comparison, ternary
 from tdfunc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -229,9 +229,7 @@ def isclose(
         ([True, False], [True, True])
     """
     close = _closeness(rtol, atol, equal_nan=equal_nan)
-    if has_rows(td, other):
-        return compared(td, other, close, exact=False)
-    return binary(td, other, close)
+    return comparison(td, other, close, exact=False)
 
 
 def _closeness(
@@ -356,9 +354,7 @@ def risclose(
 ) -> NodeT:
     """Return ``isclose(other, td)``, whose relative tolerance is of `td`."""
     close = _swapped(_closeness(rtol, atol, equal_nan=equal_nan))
-    if has_rows(td, other):
-        return compared(td, other, close, exact=False)
-    return binary(td, other, close)
+    return comparison(td, other, close, exact=False)
 
 
 def rallclose(

@@ -25,6 +25,7 @@ from tdfunc._core.leaf import LeafLike
 from tdfunc._core.node import Node, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import how_to_densify
 from tdfunc._ops import entries
 from tdfunc.errors import OperandError, ShapeError
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = ["MEMBERS", "Members", "lazy_node", "renested"]
+
+_MOST_DEPTH = 64  # the most dims of a tensor
 
 MEMBERS = "members"
 """The key of the one leaf in the node of a lazy stack."""
@@ -49,13 +52,22 @@ class Members(LeafLike):
         rest: the batch size without the stack dim, asked for only without members.
     """
 
-    __slots__ = ("_dim", "_flat", "_mapped", "_trees", "_was", "level")
+    __slots__ = ("_depth", "_dim", "_flat", "_mapped", "_trees", "_was", "level")
 
     def __init__(
         self, trees: Sequence[Any], dim: int, rest: Sequence[int] = ()
     ) -> None:
         if trees:
             rest = _joint([tree.batch_size for tree in trees])
+        self._depth = _depth_over(trees)
+        if self._depth > _MOST_DEPTH:
+            raise OperandError(
+                "lazy stacks are nested too deeply",
+                expected=f"at most {_MOST_DEPTH} stacks in each other: every one is a "
+                "dim of what is read, and torch's tensors have no more",
+                got=self._depth,
+                fix="tdfunc.lazy_stack(tds) takes all trees at once",
+            )
         self._trees: tuple[Any, ...] | None = tuple(trees)
         self._dim = dim
         self._flat: tuple[Any, ...] | None = None
@@ -78,6 +90,7 @@ class Members(LeafLike):
             level: how many transforms ran.
         """
         self = object.__new__(cls)
+        self._depth = _depth_over(flat)
         self._trees = None
         self._dim = -1
         self._flat = flat
@@ -119,10 +132,11 @@ class Members(LeafLike):
             if self._holds_other():
                 return self._flat or ()
             dim, flat = self.stack_dim, self._flat or ()
+            dims = len(self._was[1])
             if is_tracing():
-                return tuple([tree.squeeze(dim) for tree in flat])
+                return tuple([_of_dims(tree.squeeze(dim), dims) for tree in flat])
             with at_level(self.level):
-                trees = tuple([tree.squeeze(dim) for tree in flat])
+                trees = tuple([_of_dims(tree.squeeze(dim), dims) for tree in flat])
             self._trees = trees
         return trees
 
@@ -186,10 +200,18 @@ class Members(LeafLike):
         dims of size 1 beside it is not told from leaving with ``out_dims=0``.
         """
         sizes = self._sizes()
-        if len({len(size) for size in sizes}) != 1:
+        stack, rest = self._was
+        dims = min([len(size) for size in sizes])
+        if any([len(size) != dims for size in sizes]):
+            # Jacobians have other dims behind those that members had, and as many
+            # batch dims as their leaves share. `jacfwd` maps a dim in front first.
+            new = _joint([size[:dims] for size in sizes])
+            for to, old in ((stack, rest), (stack - 1, rest[1:])):
+                kept = (*new[:to], *new[to + 1 : len(old) + 1])
+                if 0 <= to < dims and new[to] == 1 and _alike(kept, old):
+                    return to, (*new[:to], *new[to + 1 :])
             return -1, ()
         new = _joint(sizes)
-        stack, rest = self._was
         more = len(new) - len(rest) - 1
         front = stack + more
         if more == -1 and 0 <= self._mapped <= len(rest):
@@ -395,7 +417,9 @@ class Members(LeafLike):
 
         It is the dim whose size the result has from it.
         """
-        shape = _positive(self.shape)
+        # Ints that the members have rows for fit where their sizes differ, too.
+        most = max([abs(i) for i in plan if type(i) is int], default=0) + 1
+        shape = [size if size >= 0 else most for size in self.shape]
         found: list[torch.Size] = []
         for size in (2, 3):
             shape[self.stack_dim] = size
@@ -635,8 +659,7 @@ class Members(LeafLike):
             f"{what} is not defined for a lazy stack",
             expected="a dense tree",
             got=repr(self),
-            fix="td.densify() first where the members are alike, "
-            "td.densify(padding_value=0) where shapes differ",
+            fix=how_to_densify(self),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -705,12 +728,15 @@ def renested(td: Any) -> Any:
 
     A lazy stack that became one of its members is that member.
     """
-    size = td.batch_size
+    size, names = td.batch_size, td.names
     for slot, path, _ in td._schema.lazies():
         leaf = td._leaves[slot]
         if isinstance(leaf, Node):
             if not path:
-                return leaf
+                # Names of the stack are not those of its members.
+                if names is None or names == leaf.names:
+                    return leaf
+                return entries.with_names(leaf, names)
             td = _with_node(td, path, leaf, size)
     return td
 
@@ -787,6 +813,24 @@ def _joint(sizes: Sequence[torch.Size]) -> tuple[int, ...]:
             for row in zip(*sizes, strict=True)
         ]
     )
+
+
+def _depth_over(trees: Sequence[Any]) -> int:
+    """Return how many stacks are in each other, with one of these trees."""
+    # A pytree function may have put other things in place of members and trees.
+    below = [
+        getattr(tree._leaves[slot], "_depth", 0)
+        for tree in trees
+        if isinstance(tree, Node) and tree._schema.lazy
+        for slot, _, _ in tree._schema.lazies()
+    ]
+    return 1 + max(below, default=0)
+
+
+def _of_dims(tree: Any, dims: int) -> Any:
+    """Return a tree with so many of its batch dims as batch dims."""
+    size = tree.batch_size
+    return tree if len(size) == dims else entries.with_batch_size(tree, size[:dims])
 
 
 def _alike(one: Sequence[int], two: Sequence[int]) -> bool:

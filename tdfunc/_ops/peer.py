@@ -49,6 +49,7 @@ def read_peer(source: Any) -> Any:
     # All is looked at before anything is built.
     while pending:
         path, node = pending.pop()
+        node = _stack_in(peer, node)
         entries: dict[str, Any] = {}
         nodes.append((path, node, entries))
         for key, value in _items_of(peer, path, node):
@@ -77,6 +78,12 @@ def _is_record(peer: Any, value: Any) -> bool:
     return peer.is_tensorclass(value) and not isinstance(value, (*kinds, type))
 
 
+def _stack_in(peer: Any, node: Any) -> Any:
+    """Return the lazy stack that an instance of a tensorclass is made of, or `node`."""
+    held = node._tensordict if _is_record(peer, node) else None
+    return held if type(held) is peer.LazyStackedTensorDict else node
+
+
 def _items_of(peer: Any, path: Path, node: Any) -> list[tuple[str, Any]]:
     """Return what a container holds; members of a stack by their places."""
     if type(node) is peer.LazyStackedTensorDict:
@@ -84,8 +91,14 @@ def _items_of(peer: Any, path: Path, node: Any) -> list[tuple[str, Any]]:
     if type(node) is peer.TensorDict:
         return list(node.items())
     if _is_record(peer, node):
+        # As entries: read as a field, a value of each row is a list of all.
+        held = dict(node.items())
+        names = [f.name for f in dataclasses.fields(node)]
+        fields = [
+            (name, held[name] if name in held else getattr(node, name))
+            for name in names
+        ]
         # Fields that are None are no entries.
-        fields = [(f.name, getattr(node, f.name)) for f in dataclasses.fields(node)]
         return [(name, value) for name, value in fields if value is not None]
     raise _no_node(node, path)
 

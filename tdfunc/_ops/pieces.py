@@ -750,6 +750,8 @@ def _check_rows(
 
 # Under conditions
 
+_SELECT = "td.select(*keys) keeps the entries that both have"
+
 
 def masked_select(td: NodeT, mask: torch.Tensor) -> NodeT:
     """Return the rows where a mask holds, in one batch dim.
@@ -815,6 +817,8 @@ def masked_fill(td: NodeT, mask: Node | torch.Tensor, value: Any) -> NodeT:
             fix="tdfunc.where(mask, values, td) takes a value for every row",
         )
     mask = _booleans(mask)
+    if td._schema.lazy or (isinstance(mask, Node) and mask._schema.lazy):
+        return _apart(td, lambda t, m: masked_fill(t, m, value), (td, mask))
     if not td._schema.rows:
         return _chosen(td, torch.masked_fill, td, mask, value, mask=1)
     mask = _for_tensors(td, mask)
@@ -856,15 +860,17 @@ def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
         [[5.0, 5.0], [5.0, 5.0]]
     """
     condition = _booleans(condition)
+    nodes = [x for x in (input, other, condition) if isinstance(x, Node)]
+    if any([node._schema.lazy for node in nodes]):
+        return _apart(nodes[0], where, (condition, input, other))
     trees = [x for x in (input, other) if isinstance(x, Node)]
     if any([tree._schema.m for tree in trees]):
         if len(trees) > 1:
             input, other = _with_rows_alike(condition, input, other)
         if (input if isinstance(input, Node) else other)._schema.rows:
             return _chosen_rows(condition, input, other)
-    for operand in (input, other, condition):
-        if isinstance(operand, Node):
-            return _chosen(operand, torch.where, condition, input, other, mask=0)
+    if nodes:
+        return _chosen(nodes[0], torch.where, condition, input, other, mask=0)
     raise OperandError(
         "none of the operands is a tree",
         expected="a tree as condition or as one of the values",
@@ -898,7 +904,7 @@ def _chosen_rows(condition: Any, input: Any, other: Any) -> Any:
         bare = [without_rows(x) if isinstance(x, Node) else x for x in (input, other)]
         done = _chosen(without_rows(trees[0]), torch.where, mask, *bare, mask=0)
         return put_rows(trees[0], done)
-    check_same_entries(trees, fix="td.select(*keys) keeps the entries that both have")
+    check_same_entries(trees, fix=_SELECT)
     if isinstance(condition, Node):
         condition = _of_codes(condition)
     left, right = uncoded(input), uncoded(other)
@@ -960,8 +966,6 @@ def _chosen(td: NodeT, fn: Callable[..., Any], *operands: Any, mask: int) -> Nod
         operands: trees, tensors and numbers.
         mask: which of them holds booleans.
     """
-    if any([isinstance(x, Node) and x._schema.lazy for x in operands]):
-        return _chosen_apart(td, fn, operands, mask)
     nodes = [td, *[x for x in operands if isinstance(x, Node) and x is not td]]
     schema, size, aligned = _aligned(nodes)
     columns: list[Any] = []
@@ -997,20 +1001,34 @@ def _chosen(td: NodeT, fn: Callable[..., Any], *operands: Any, mask: int) -> Nod
     return make(schema, leaves, td._statics, joint, names)
 
 
-def _chosen_apart(
-    td: Any, fn: Callable[..., Any], operands: tuple[Any, ...], mask: int
-) -> Any:
-    """Return `fn` of operands of which some are, or hold, lazy stacks."""
+def _apart(td: Any, fn: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """Return `fn` of operands of which some are, or hold, lazy stacks.
+
+    Args:
+        td: the operand whose statics the result has.
+        fn: `where` or `masked_fill`, which each member goes through anew: its text
+            and its statics are seen there only.
+        operands: trees, among them `td`, tensors and numbers; in `where` the
+            condition, `input` and `other`.
+    """
+    lazy = td._schema.lazy
     own: list[Any] = []
     for x in operands:
         if isinstance(x, Node) and x is not td:
             tree: Any = x
-            x = as_lazy(td, tree) if td._schema.lazy else tree.densify()  # noqa: PLW2901
+            x = as_lazy(td, tree) if lazy else tree.densify()  # noqa: PLW2901
         own.append(x)
-    if not td._schema.lazy:
-        return _chosen(td, fn, *own, mask=mask)
-    check_same_entries([x for x in own if isinstance(x, Node)])
-    return around_lazy(td, lambda t, *ops: _chosen(t, fn, *ops, mask=mask), *own)
+    if not lazy:
+        return fn(*own)
+    if fn is where and isinstance(own[1], Node) and isinstance(own[2], Node):
+        own[1:] = _with_rows_alike(*own)
+        td = own[1]
+        check_same_entries(own[1:], fix=_SELECT)
+    paths = [path for _, path, _ in td._schema.lazies()]
+    for x in own:
+        if isinstance(x, Node) and [p for _, p, _ in x._schema.lazies()] != paths:
+            check_same_entries([td, x], fix=_SELECT)
+    return around_lazy(td, lambda _, *ops: fn(*ops), *own)
 
 
 def _aligned(
@@ -1025,7 +1043,7 @@ def _aligned(
     check_same_entries(
         nodes,
         "the trees do not have the same entries",
-        fix="td.select(*keys) keeps the entries that both have",
+        fix=_SELECT,
     )
     dims = len(size)
     for node, own in rest:

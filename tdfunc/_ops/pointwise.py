@@ -275,29 +275,48 @@ def as_lazy(td: Node, other: Node) -> Node:
     return other
 
 
-def has_rows(td: Node, other: Any) -> bool:
-    """Return whether two trees are to be compared, with one value for every row."""
-    return bool(td._schema.rows) and isinstance(other, Node)
-
-
-def compared(
-    td: NodeT, other: Node, fn: Callable[[Any, Any], Any], *, exact: bool = True
+def comparison(
+    td: NodeT, other: Any, fn: Callable[[Any, Any], Any], *, exact: bool = True
 ) -> NodeT:
-    """Return a comparison of two trees in which rows of values are equal or not.
+    """Return a comparison, in which rows of values of two trees are equal or not.
 
     Args:
-        td: a tree with one value for every row at some entries.
-        other: another with the same entries.
+        td: the tree.
+        other: a number, a tensor, an array, or a tree.
         fn: gives booleans.
         exact: whether `fn` can compare codes; False compares these by `torch.eq`.
+
+    Raises:
+        OperandError: `other` is of another kind, or does not broadcast.
+        StructureError: `other` is a tree with other entries.
     """
+    if not isinstance(other, Node):
+        return binary(td, other, fn)
+    lazy = td._schema.lazy
+    if lazy or other._schema.lazy:
+        tree: Any = other
+        other = as_lazy(td, tree) if lazy else tree.densify()
+    if td._schema.rows:
+        return _compared(td, other, fn, exact=exact)
+    if lazy:
+        # The text of members is seen in each of them only.
+        _check_entries(td, other)
+        return around_lazy(td, lambda x, y: comparison(x, y, fn, exact=exact), other)
+    return binary(td, other, fn)
+
+
+def _compared(
+    td: NodeT, other: Node, fn: Callable[[Any, Any], Any], *, exact: bool
+) -> NodeT:
     _check_entries(td, other)
     pair: list[Any] = one_table([td, other])
     left, right = pair
-    whole = binary(uncoded(left), uncoded(right), fn if exact else torch.eq)
+    codes_by = fn if exact else torch.eq
+    whole = comparison(uncoded(left), uncoded(right), codes_by, exact=exact)
     if exact:
         return whole
-    done = iter(binary(without_rows(left), without_rows(right), fn)._leaves)
+    bare = comparison(without_rows(left), without_rows(right), fn, exact=exact)
+    done = iter(bare._leaves)
     codes = frozenset(td._schema.rows)
     leaves = tuple(
         [x if at in codes else next(done) for at, x in enumerate(whole._leaves)]
@@ -598,9 +617,7 @@ def eq(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.arange(2)}, 2).eq(0)["x"].tolist()
         [True, False]
     """
-    if has_rows(td, other):
-        return compared(td, other, torch.eq)
-    return binary(td, other, torch.eq)
+    return comparison(td, other, torch.eq)
 
 
 def ne(td: NodeT, other: Any) -> NodeT:
@@ -616,9 +633,7 @@ def ne(td: NodeT, other: Any) -> NodeT:
         >>> TensorDict({"x": torch.arange(2)}, 2).ne(0)["x"].tolist()
         [False, True]
     """
-    if has_rows(td, other):
-        return compared(td, other, torch.ne)
-    return binary(td, other, torch.ne)
+    return comparison(td, other, torch.ne)
 
 
 def lt(td: NodeT, other: Any) -> NodeT:

@@ -426,7 +426,8 @@ def squeeze(td: NodeT, dim: int | str | None = None) -> NodeT:
     names = td.names
     if names is not None:
         names = as_names([names[i] for i in kept], len(kept))
-    return _shaped(td, leaves, torch.Size([size[i] for i in kept]), names)
+    out = _shaped(td, leaves, torch.Size([size[i] for i in kept]), names)
+    return renested(out) if td._schema.lazy else out
 
 
 def atleast_1d(td: NodeT) -> NodeT:

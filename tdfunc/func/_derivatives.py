@@ -462,7 +462,7 @@ def _of_parts(tree: Node, chosen: Sequence[bool], parts: Sequence[Any]) -> Any:
     schema, _, sslots = tree._schema.without(gone)
     statics = gather_statics([(tree._statics, slot) for slot in sslots])
     leaves = tuple(parts)
-    if all([is_tree(part) for part in parts]) and parts:
+    if all([isinstance(part, Node) for part in parts]) and parts:
         schema, leaves, statics = nested(schema, leaves, statics, len(size))
     elif all([isinstance(part, torch.Tensor) for part in parts]):
         schema = refit(schema, leaves, len(size))

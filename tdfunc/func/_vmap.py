@@ -10,7 +10,7 @@ import torch
 from tdfunc._core import _torch
 from tdfunc._core._torch import VmapLevel, is_tracing, pytree, wraps
 from tdfunc._core.node import Node
-from tdfunc.errors import OptionError, ShapeError
+from tdfunc.errors import OperandError, OptionError, ShapeError
 from tdfunc.func._dims import as_batch_dim, with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
@@ -52,6 +52,7 @@ def vmap(
 
     Raises:
         ShapeError: a tree has no such batch dim.
+        OperandError: the dim is the stack dim of a lazy stack.
         Exception: what `torch.vmap` raises, with its text: ValueError for nothing to
             map over, different sizes, or results that are no tensors; IndexError for
             a place that a result has not; RuntimeError for another `randomness`.
@@ -129,6 +130,8 @@ class _Call:
         if not isinstance(out_dims, int):
             self._check_out_dims()
         self.leaves, self.layout = flatten(args)
+        if self.layout.spec is not None:
+            self._refuse_stacks()
         # The dim of every tree, and of every leaf; the sizes of those dims.
         self.tree_dims: list[Any] = []
         self.dims: list[Any] = []
@@ -147,6 +150,21 @@ class _Call:
                 )
 
     # What is mapped
+
+    def _refuse_stacks(self) -> None:
+        """Raise where the stack dim of a lazy stack is to be mapped.
+
+        Its leaves have size 1 there, of which torch says only that sizes differ.
+        """
+        dims = self.in_dims
+        if not isinstance(dims, tuple):
+            dims = (dims,) * len(self.args)
+        for dim, arg in zip(dims, self.args, strict=False):
+            if not isinstance(dim, int):
+                continue
+            for node in pytree.tree_leaves(arg, is_leaf=_is_node):
+                if isinstance(node, Node):
+                    _check_stack_dims(node, dim)
 
     def _find_dims(self) -> None:
         for item, dim in zip(self.layout.items, self._item_dims(), strict=True):
@@ -380,6 +398,25 @@ class _Call:
             if dim is not None:
                 out[i] = next(moved).movedim(0, dim)
         return self._result(out, layout, of_trees)
+
+
+def _is_node(value: object) -> bool:
+    return isinstance(value, Node)
+
+
+def _check_stack_dims(node: Node, dim: int) -> None:
+    for slot, path, _ in node._schema.lazies():
+        held: Any = node._leaves[slot]
+        # Without a shape the stack dim is gone already, which is told on use.
+        if held.known_shape is not None and dim == held.stack_dim:
+            raise OperandError(
+                "the stack dim of a lazy stack can not be mapped",
+                path=path or None,
+                expected="a batch dim that is not the stack dim",
+                got=f"in_dims {dim} for batch_size={list(held.shape)}, "
+                f"stacked along {dim}",
+                fix="td.densify() first, or map another dim",
+            )
 
 
 class _Mixed:

@@ -170,6 +170,31 @@ def test_instances_of_a_tensorclass_become_nodes_or_records(convert: Any) -> Non
     assert (record.name, record.extra) == ("a", None)
 
 
+@pytest.mark.parametrize("convert", [interop.from_tensordict, tdfunc.from_any])
+def test_stacks_of_a_tensorclass_keep_the_value_of_each_row(convert: Any) -> None:
+    @peer.tensorclass
+    class PeerRow:
+        x: torch.Tensor
+        name: str
+        extra: torch.Tensor | None = None
+
+    def row(count: int, name: str) -> Any:
+        return PeerRow(x=ramp(count), name=name, batch_size=[count])
+
+    for other in (row(3, "q"), row(3, "z"), row(4, "z")):
+        source = peer.LazyStackedTensorDict.lazy_stack([row(3, "q"), other])
+        whole = peer.TensorDict({"n": source}, [2])
+        for stack in (convert(source), convert(whole)["n"]):
+            assert isinstance(stack, LazyStackedTensorDict)
+            assert [t["name"] for t in stack.tensordicts] == ["q", other.name]
+            assert stack[0, 0]["name"] == "q"
+            assert stack[1, 2]["name"] == other.name
+            assert stack[1]["x"] is source._tensordict.tensordicts[1]["x"]
+            assert "extra" not in stack
+    dense = convert(torch.stack([row(2, "q"), row(2, "z")]))
+    assert dense["name"] == [["q", "q"], ["z", "z"]]
+
+
 def test_from_any_reads_the_peer_wherever_it_is() -> None:
     source = peer.TensorDict({"x": ramp(2)}, [2])
     assert tdfunc.from_any({"a": {"b": source}})["a", "b", "x"] is source["x"]
