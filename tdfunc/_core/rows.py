@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Path
 
-__all__ = ["NonTensorStack", "Table", "decode", "encode", "merged", "recoded"]
+__all__ = [
+    "NonTensorStack",
+    "Table",
+    "decode",
+    "encode",
+    "merged",
+    "recoded",
+    "united",
+]
 
 _MARK: Final = 1 << 62
 _CHECK: Final = (1 << 30) - 1
@@ -238,6 +246,55 @@ def recoded(codes: torch.Tensor, old: Table, new: Table) -> torch.Tensor:
     target = torch.tensor([*wanted, 0], device=codes.device)
     at = (codes & _PLACE).clamp(max=len(old.codes))
     return torch.where(known[at] == codes, target[at], 0)
+
+
+def united(codes: torch.Tensor, table: Table) -> torch.Tensor:
+    """Return codes in which values that are the same have one code, to compare them."""
+    firsts = _firsts(table.values)
+    if firsts is None:
+        return codes
+    known = torch.tensor([*table.codes, 0], device=codes.device)
+    target = [*[table.codes[at] for at in firsts], 0]
+    at = (codes & _PLACE).clamp(max=len(table.codes))
+    return torch.where(
+        known[at] == codes, torch.tensor(target, device=codes.device)[at], codes
+    )
+
+
+def _firsts(values: tuple[Any, ...]) -> list[int] | None:
+    """Return where the first value is that is the same as each, None if they differ.
+
+    Atoms that are the same share their place anyhow.
+    """
+    if _ATOMS.issuperset(map(type, values)):
+        return None
+    firsts = list(range(len(values)))
+    groups: dict[Any, list[int]] = {}
+    for at, value in enumerate(values):
+        if type(value) in _ATOMS:
+            continue
+        group = groups.setdefault(_outline(value, 3), [])
+        for other in group:
+            if same_value(values[other], value):
+                firsts[at] = other
+                break
+        else:
+            group.append(at)
+    return firsts if any([at != to for at, to in enumerate(firsts)]) else None
+
+
+def _outline(value: Any, depth: int) -> Any:
+    """Return what values that are the same share, so that few have to be compared."""
+    kind = type(value)
+    if kind in (str, bytes, int):
+        return kind, value
+    if depth and isinstance(value, (list, tuple)):
+        items: Any = value
+        return kind, len(items), tuple([_outline(v, depth - 1) for v in items[:8]])
+    if depth and kind is dict:
+        # By `_outline` of values in no order: keys may come in another.
+        return kind, frozenset([_outline(v, depth - 1) for v in value.values()])
+    return kind
 
 
 def _unreadable(path: Path, where: str) -> OperandError:

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from tdfunc._core._torch import inside_transform
 from tdfunc._core.build import Part
 from tdfunc._core.keys import as_path, is_key
-from tdfunc._core.leaf import as_leaf, as_rows
+from tdfunc._core.leaf import as_leaf, as_rows, check_own
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make, missing, size_at
 from tdfunc._core.rows import NonTensorStack, encode, merged, recoded
@@ -427,6 +427,7 @@ def _values_apart(td: Node, value: Any) -> tuple[Any, dict[Path, Any]]:
     pending: list[tuple[Path, Any]] = [((), value)]
     while pending:
         path, own = pending.pop()
+        check_own(own, path)
         inside = td._schema.lazy_on(path)
         if path in stacks:
             given[path] = own
@@ -530,6 +531,7 @@ def _columns(
     pending: list[tuple[Path, Any]] = [((), value)]
     while pending:
         path, part = pending.pop()
+        check_own(part, path)
         if isinstance(part, Mapping):
             inner = [((*path, *as_path(key)), v) for key, v in part.items()]
             _check_known(td, path, inner, sets=sets)

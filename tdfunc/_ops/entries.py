@@ -19,7 +19,7 @@ import torch
 from tdfunc._core.batch import as_names, as_size, misfit
 from tdfunc._core.build import Draft, Part, as_part
 from tdfunc._core.keys import as_path, check_key
-from tdfunc._core.leaf import LeafLike
+from tdfunc._core.leaf import LeafLike, check_own
 from tdfunc._core.node import (
     Node,
     NodeT,
@@ -240,6 +240,7 @@ def _updated(td: NodeT, other: Entries | Node | None, entries: dict[str, Any]) -
     for source in (other, entries):
         if source is None or (source is entries and not entries):
             continue
+        check_own(source, ())
         if not isinstance(source, (Mapping, Node)):
             raise OperandError(
                 "a tree can not be updated from this",
@@ -361,6 +362,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 frame.parts[key] = _fitting(_part_of(frame.other, key), here, frame)
                 continue
             value = frame.other[key]
+            check_own(value, here)
             if isinstance(value, (Mapping, Node)) and _holds_lazy(node, key):
                 value = update(entry_at(node, (key,)), value)
             elif isinstance(value, (Mapping, Node)) and _holds_node(node, key):
@@ -522,6 +524,7 @@ def _check_known(td: Node, source: Entries | Node) -> None:
     pending: list[tuple[Path, Any]] = [((), source)]
     while pending:
         prefix, level = pending.pop()
+        check_own(level, prefix)
         for key in level.keys():  # noqa: SIM118 - iterating over a tree gives rows
             path = (*prefix, check_key(key, prefix))
             found = td._schema.find(path)

@@ -909,3 +909,28 @@ def test_awkward_trees_survive_every_route(case: TreeCase, name: str) -> None:
     if not (copied and case.name == "rows of any values"):
         assert_equal(out, td)
         assert out.equal(td)
+
+
+def test_rows_of_equal_lists_and_dicts_are_equal() -> None:
+    def make(*values: Any) -> TensorDict:
+        return TensorDict({"t": NonTensorStack(*values)}, len(values))
+
+    def rows() -> TensorDict:
+        return make([1], {"a": [2.0], "b": "x"}, np.ones(2), [math.nan], "s", (0.0,))
+
+    td, again = rows(), rows()
+    assert td.equal(again)
+    assert td.equal(pickle.loads(pickle.dumps(td)))  # noqa: S301 - our own
+    assert (td == again)["t"].all()
+    assert not (td != again)["t"].any()
+    assert td.isclose(again)["t"].all()
+    assert td["t"][0] is not again["t"][0]
+    other = make([1], {"b": "x", "a": [2.0]}, np.zeros(2), [1.0], "s", (-0.0,))
+    assert (td == other)["t"].tolist() == [True, True, False, False, True, True]
+    # Of one table too.
+    twice = make([1], [2], [1])
+    assert (twice == twice.flip(0))["t"].all()
+    assert (twice == twice[torch.tensor([1, 1, 1])])["t"].tolist() == [0, 1, 0]
+    many = [[i, "x"] for i in range(5000)]
+    assert make(*many).equal(make(*[list(value) for value in many]))
+    assert not make(*many).equal(make(*reversed(many)))
