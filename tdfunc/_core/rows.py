@@ -46,7 +46,8 @@ _PLACE: Final = (1 << 32) - 1
 
 # Types whose equal values may share one place. Others are told apart by identity: a
 # user's __eq__ may raise, and equal lists may change apart.
-_ATOMS = frozenset({str, bytes, int, float, bool, type(None), complex})
+_DATES = frozenset({np.datetime64, np.timedelta64})
+_ATOMS = _DATES | {str, bytes, int, float, bool, type(None), complex}
 
 
 @final
@@ -312,6 +313,8 @@ def _token(value: Any) -> Any:
     kind = type(value)
     if kind not in _ATOMS:
         return id(value)
+    if kind in _DATES:
+        return kind, value.dtype, repr(value)
     # As text, NaN equals itself and -0.0 is not 0.0.
     return kind, repr(value) if kind in (float, complex) else value
 

@@ -88,13 +88,19 @@ def _instance_fields(value: Any) -> dict[Any, Any] | None:
 
 
 def _field(column: Any, dims: int) -> Any:
-    """Return a field of a structured array; what is none wrapped as static."""
+    """Return a field of a structured array; what is not numeric as rows of values."""
     kind = column.dtype.kind
     if column.dtype.names is not None or kind in "biufc":
         return column
-    if kind in "OSU" and dims and column.ndim == dims:
+    if not dims:
+        return NonTensorData(column)
+    if kind in "OSU" and column.ndim == dims:
         return column
-    return NonTensorData(column)
+    rows = np.empty(column.shape[:dims], dtype=object)
+    # One by one: NumPy would make dates of `datetime`, and open arrays.
+    for place in np.ndindex(rows.shape):
+        rows[place] = column[place]
+    return rows
 
 
 def unfolded(
