@@ -25,7 +25,7 @@ from tdfunc._core.statics import (
     Statics,
     gather_statics,
 )
-from tdfunc.errors import InvalidKeyError, InvalidLeafError, StructureError
+from tdfunc.errors import BatchSizeError, InvalidKeyError, InvalidLeafError, StructureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,7 +196,14 @@ def _rows_part(
     codes, table = encode(values, shape)
     if not inferred:
         if batch_size[: len(shape)] != shape:
-            raise misfit(path, shape, batch_size)
+            raise BatchSizeError(
+                "a list is one value for every row, and there are other rows",
+                path=path,
+                expected=f"a length that the batch size {list(batch_size)} starts with",
+                got=f"shape {list(shape)}",
+                fix="NonTensorData(value) keeps it as one static value; "
+                f"batch_size={list(shape)} makes rows of it",
+            )
         more = len(batch_size) - len(shape)
         # A value for each row of the first dims is one for all rows behind it.
         codes = codes.reshape((*shape, *(1,) * more)).expand(batch_size).contiguous()

@@ -63,7 +63,7 @@ from tdfunc._ops.index import (
     names_at_plan,
     size_at_plan,
 )
-from tdfunc._ops.join import aligned
+from tdfunc._ops.join import aligned, check_unbatched
 from tdfunc._ops.pointwise import Numbers
 from tdfunc._ops.shape import by_shape
 from tdfunc.errors import OperandError, StructureError, TreeIndexError
@@ -114,8 +114,8 @@ class At(Generic[NodeT]):
     - `TreeIndexError`: the index does not fit the batch size;
     - `OperandError`: a value is of a kind or shape that does not fit the rows;
     - `MissingKeyError`: a mapping names an entry that is not in the tree;
-    - `StructureError`: a tree as value has other entries, or a mapping gives values
-      for the same leaf twice.
+    - `StructureError`: a tree as value has other entries or, for `set`, other unbatched
+      tensors, or a mapping gives values for the same leaf twice.
     """
 
     __slots__ = ("_index", "_td")
@@ -651,6 +651,7 @@ def _with_rows_of(
     node: Any = td[path] if path else td
     if found is not None and not isinstance(found.kid, Schema):
         return td, value
+    check_unbatched(node, value, path)
     mine, theirs = aligned([node, value])
     if mine is node:
         return td, theirs

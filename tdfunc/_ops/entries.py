@@ -18,7 +18,7 @@ import torch
 
 from tdfunc._core.batch import as_names, as_size, misfit
 from tdfunc._core.build import Draft, Part, as_part
-from tdfunc._core.keys import as_path, check_key
+from tdfunc._core.keys import as_path, check_key, short
 from tdfunc._core.leaf import LeafLike, check_own
 from tdfunc._core.node import (
     Node,
@@ -31,10 +31,11 @@ from tdfunc._core.node import (
     size_at,
 )
 from tdfunc._core.record import check_fields
-from tdfunc._core.schema import ROWS, Schema, is_kept, is_lazy, is_leaf
+from tdfunc._core.schema import ROWS, UNBATCHED, Schema, is_kept, is_lazy, is_leaf
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import each_member, refuse_lazy, with_leaves
 from tdfunc.errors import (
+    BatchSizeError,
     MissingKeyError,
     OperandError,
     OptionError,
@@ -124,8 +125,23 @@ def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
         record = class_of(td._schema.owner(home))._record
         if record is not None:
             return _set_field(td, home, path, value, record)
+    found = td._schema.find(path)
+    if found is not None and found.kid == UNBATCHED:
+        _check_room(value, path, room)
     part = as_part(value, path, room, td._plain)
     return graft(td, path, part)
+
+
+def _check_room(value: Any, path: Path, room: torch.Size) -> None:
+    """Raise if a tensor does not fit in place of one that is not batched."""
+    if isinstance(value, torch.Tensor) and value.shape[: len(room)] != room:
+        raise BatchSizeError(
+            "the entry is a tensor that the batch does not index, and this one would be",
+            path=path,
+            expected=f"unbatched(value), or a shape that starts with {list(room)}",
+            got=f"shape {list(value.shape)}",
+            fix=f"td.set({short(path)!r}, unbatched(value))",
+        )
 
 
 def _set_field(td: NodeT, home: Path, path: Path, value: Any, record: Any) -> NodeT:
@@ -448,6 +464,8 @@ class _Merge:
     def put(self, key: str, value: Any, path: Path) -> None:
         """Set an entry, by the rules of its field if the node is a record."""
         if self.record is None:
+            if key in self.parts and self.parts[key].kid == UNBATCHED:
+                _check_room(value, path, self.size)
             self.parts[key] = as_part(value, path, self.size, Node._plain)
             return
         part = self.record.part(value, path, self.size)

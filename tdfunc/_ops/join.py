@@ -181,6 +181,32 @@ def aligned(nodes: list[Any]) -> list[Any]:
     return nodes
 
 
+def check_unbatched(first: Any, other: Any, above: Path = ()) -> None:
+    """Raise if two trees, of which one result is made, have other unbatched tensors.
+
+    They are what is at the path `above`.
+
+    Raises:
+        StructureError: naming the first that differs.
+    """
+    if first._statics is other._statics:
+        return
+    paths = first._schema.static_paths()
+    for at in first._schema.unbatched():
+        found = other._schema.find(paths[at])
+        if found is None or found.kid != UNBATCHED:
+            continue  # told with all differences of the entries
+        mine, theirs = first._statics.values[at], other._statics.values[found.slo]
+        if not same_value(mine, theirs):
+            raise StructureError(
+                "the trees have other unbatched tensors",
+                path=(*above, *paths[at]),
+                expected="equal unbatched tensors",
+                got=f"{theirs!r} instead of {mine!r}",
+                fix="other.with_statics(td) aligns them",
+            )
+
+
 def _same_object(one: object, two: object) -> bool:
     return one is two
 

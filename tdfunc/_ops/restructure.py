@@ -16,9 +16,9 @@ import torch
 
 from tdfunc._core.batch import as_constants, as_names, misfit
 from tdfunc._core.keys import as_path, short
-from tdfunc._core.leaf import LeafLike
+from tdfunc._core.leaf import LeafLike, unbatched
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
-from tdfunc._core.schema import STATIC, Schema, is_lazy
+from tdfunc._core.schema import STATIC, UNBATCHED, Schema, is_lazy
 from tdfunc._core.statics import NonTensorData
 from tdfunc._core.tree import each_member, noting, refuse_lazy
 from tdfunc._ops.entries import (
@@ -531,7 +531,7 @@ def merge(
         others: trees; nested nodes that several have are merged.
         on_conflict: what to do with a leaf or static that two trees have: a function
             of the value so far and the value in the next tree that returns what `set`
-            takes; of two statics, the new static. None lets no two trees share an
+            takes; of two statics, the new static, of two unbatched tensors one. None lets no two trees share an
             entry.
 
     Returns:
@@ -612,7 +612,8 @@ def _decided(
 ) -> Any:
     """Return `tree` with what a function makes of the ends that both trees have."""
     for path in both:
-        static = _is_static(whole, path) and _is_static(tree, path)
+        static = _is_kind(whole, path, STATIC) and _is_kind(tree, path, STATIC)
+        mark = _is_kind(whole, path, UNBATCHED) and _is_kind(tree, path, UNBATCHED)
         try:
             value = choose(entry_at(whole, path), entry_at(tree, path))
         except Exception as error:
@@ -620,13 +621,15 @@ def _decided(
             raise
         if static and not isinstance(value, NonTensorData):
             value = NonTensorData(value)
+        if mark and isinstance(value, torch.Tensor):
+            value = unbatched(value)
         tree = set(tree, short(path), value)
     return tree
 
 
-def _is_static(node: Node, path: Path) -> bool:
+def _is_kind(node: Node, path: Path, kind: int) -> bool:
     found = node._schema.find(path)
-    return found is not None and found.kid == STATIC
+    return found is not None and found.kid == kind
 
 
 def _check_sizes(whole: Node, tree: Node) -> None:
@@ -668,7 +671,8 @@ def update_with(td: NodeT, functions: Mapping[Any, Callable[[Any], Any]]) -> Nod
     Args:
         td: the tree.
         functions: by key or path, a function of the entry there (a tensor, a static
-            value or a nested tree) that returns what `set` takes.
+            value or a nested tree) that returns what `set` takes. A tensor in place of
+            an `unbatched` one is unbatched too.
 
     Returns:
         A new tree; all other leaves are shared.
@@ -707,6 +711,8 @@ def update_with(td: NodeT, functions: Mapping[Any, Callable[[Any], Any]]) -> Nod
         except Exception as error:
             noting(error, path)
             raise
-    for path, new in zip(paths, news, strict=True):
-        td = set(td, short(path), new)
+    marked = [_is_kind(td, path, UNBATCHED) for path in paths]
+    for path, new, mark in zip(paths, news, marked, strict=True):
+        kept = mark and isinstance(new, torch.Tensor)
+        td = set(td, short(path), unbatched(new) if kept else new)
     return td

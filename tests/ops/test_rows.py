@@ -934,3 +934,59 @@ def test_rows_of_equal_lists_and_dicts_are_equal() -> None:
     many = [[i, "x"] for i in range(5000)]
     assert make(*many).equal(make(*[list(value) for value in many]))
     assert not make(*many).equal(make(*reversed(many)))
+
+
+def test_unbatched_tensors_that_differ_are_not_dropped() -> None:
+    td = TensorDict({"a": ramp(3), "n": {"t": ["p", "q", "r"]}}, 3)
+    a = td.set(("n", "u"), unbatched(torch.ones(2)))
+    b = td.set(("n", "u"), unbatched(torch.zeros(2)))
+    mask = T([True, False, True])
+    cases: list[Callable[[], Any]] = [
+        lambda: a.where(mask, b),
+        lambda: a.where(a == b, b),
+        lambda: a.drop(("n", "t")).where(mask, b.drop(("n", "t"))),
+        lambda: a.at[0].set(b[0]),
+        lambda: a.at[0].set({"n": b["n"][0]}),
+        lambda: torch.stack([a, b]),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ]
+    for case in cases:
+        with pytest.raises(StructureError, match="other unbatched tensors") as caught:
+            case()
+        assert "'n', 'u'" in str(caught.value)
+    again = td.set(("n", "u"), unbatched(torch.ones(2)))
+    assert a.where(mask, again)["n", "u"].tolist() == [1, 1]
+    assert a.at[0].set(again[0]).equal(a)
+    assert a.where(mask, b.with_statics(a))["n", "u"].tolist() == [1, 1]
+    assert (a.with_statics(b) + a)["n", "u"].tolist() == [0, 0]
+
+
+def test_functions_of_unbatched_tensors_keep_them_unbatched() -> None:
+    for size in (3, 5):
+        td = TensorDict({"a": ramp(3), "u": unbatched(ramp(size))}, 3)
+        new = td.update_with({"u": lambda x: x + 1})
+        assert new[0]["u"].tolist() == (ramp(size) + 1).tolist()
+        text = td.update_with({"u": lambda _: "x"})
+        assert text["u"] == "x"
+        both = tdfunc.merge(td.select("u"), td, on_conflict=torch.add)
+        assert both[0]["u"].tolist() == (ramp(size) * 2).tolist()
+
+
+def test_what_does_not_fit_names_what_would() -> None:
+    with pytest.raises(BatchSizeError) as caught:
+        TensorDict({"t": ["a", "b"]}, 3)
+    assert "NonTensorData(value)" in str(caught.value)
+    assert "batch_size=[2] makes rows of it" in str(caught.value)
+    assert TensorDict({"t": ["a", "b"]}, [2])["t"] == ["a", "b"]
+    td = TensorDict({"a": ramp(3), "n": {"u": unbatched(ramp(2))}}, 3)
+    tries: list[Callable[[Any], Any]] = [
+        lambda v: td.replace(n={"u": v}),
+        lambda v: td.update({"n": {"u": v}}),
+        lambda v: td.set(("n", "u"), v),
+    ]
+    for write in tries:
+        with pytest.raises(BatchSizeError) as caught:
+            write(ramp(2))
+        text = str(caught.value)
+        assert "td['n', 'u']" in text
+        assert "td.set(('n', 'u'), unbatched(value))" in text
+        assert write(unbatched(ramp(2)))[0]["n", "u"].shape == (2,)
