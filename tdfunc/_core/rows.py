@@ -9,8 +9,9 @@ of its value in the table and a checksum of that value::
     bits 0-31   its place in the table
 
 so that a code which was computed with instead of moved, or read by the table of
-another tree, is found out when it is read. Tables only grow at the end: a code that
-is right for a table is right for every longer one.
+another tree, is found out when it is read. Joins let tables grow at the end: a code
+that is right for a table is right for every longer one. Where values are left out
+(`pruned`), the rows get other codes.
 """
 
 from __future__ import annotations
@@ -36,13 +37,18 @@ __all__ = [
     "decode",
     "encode",
     "merged",
+    "pruned",
     "recoded",
+    "trimmed",
     "united",
 ]
 
 _MARK: Final = 1 << 62
 _CHECK: Final = (1 << 30) - 1
 _PLACE: Final = (1 << 32) - 1
+# A table is trimmed when it has more values than this, and than so many a row.
+_SMALL: Final = 64
+_SPARE: Final = 4
 
 # Types whose equal values may share one place. Others are told apart by identity: a
 # user's __eq__ may raise, and equal lists may change apart.
@@ -260,6 +266,43 @@ def united(codes: torch.Tensor, table: Table) -> torch.Tensor:
     return torch.where(
         known[at] == codes, torch.tensor(target, device=codes.device)[at], codes
     )
+
+
+def pruned(codes: Any, table: Table) -> tuple[Any, Table]:
+    """Return codes and table without the values that no code stands for.
+
+    Both as they are where all values are used, where a code is none of the table, and
+    where codes can not be read (inside a transform or a compiled function).
+    """
+    plain = type(codes) is torch.Tensor and codes.dtype == torch.int64
+    if is_tracing() or not plain:
+        return codes, table
+    try:
+        array = cast("np.ndarray[Any, Any]", codes.detach().cpu().numpy())
+    except RuntimeError:
+        return codes, table
+    used, inverse = np.unique(array & _PLACE, return_inverse=True)
+    if len(used) == len(table.codes) or (used >= len(table.codes)).any():
+        return codes, table
+    known = np.array([table.codes[at] for at in used], dtype=np.int64)
+    inverse = inverse.reshape(array.shape)
+    if not (known[inverse] == array).all():
+        return codes, table
+    new = Table(tuple([table.values[at] for at in used]))
+    wanted = np.array(new.codes, dtype=np.int64)[inverse]
+    return torch.from_numpy(wanted.reshape(-1)).reshape(codes.shape).to(
+        codes.device
+    ), new
+
+
+def trimmed(codes: torch.Tensor, table: Table) -> tuple[torch.Tensor, Table]:
+    """Return codes and table `pruned` if the table is much larger than the rows.
+
+    What extends a table takes as long as it is large.
+    """
+    if len(table.codes) <= _SMALL or len(table.codes) <= _SPARE * codes.numel():
+        return codes, table
+    return pruned(codes, table)
 
 
 def _firsts(values: tuple[Any, ...]) -> list[int] | None:

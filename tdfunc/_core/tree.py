@@ -14,7 +14,7 @@ import torch
 
 from tdfunc._core._torch import foreach_works, is_tracing
 from tdfunc._core.node import Node, carried_size, make, size_at
-from tdfunc._core.rows import Table, encode, merged, recoded, united
+from tdfunc._core.rows import Table, encode, merged, recoded, trimmed, united
 from tdfunc._core.statics import Statics, gather_statics
 from tdfunc.errors import OperandError, show_path
 
@@ -333,10 +333,13 @@ def one_table(nodes: Sequence[NodeT]) -> list[NodeT]:
     changes: dict[int, Table] = {}
     columns = [list(node._leaves) for node in nodes]
     for slot, at in places:
-        tables = [node._statics.values[at] for node in nodes]
-        changes[at] = table = merged(tables)
-        for leaves, old in zip(columns, tables, strict=True):
-            leaves[slot] = united(recoded(leaves[slot], old, table), table)
+        pairs = [
+            trimmed(leaves[slot], node._statics.values[at])
+            for node, leaves in zip(nodes, columns, strict=True)
+        ]
+        changes[at] = table = merged([own for _, own in pairs])
+        for leaves, (codes, old) in zip(columns, pairs, strict=True):
+            leaves[slot] = united(recoded(codes, old, table), table)
     return [
         with_tables(node, changes, tuple(leaves))
         for node, leaves in zip(nodes, columns, strict=True)

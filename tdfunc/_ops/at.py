@@ -34,7 +34,7 @@ from tdfunc._core.keys import as_path, is_key
 from tdfunc._core.leaf import as_leaf, as_rows, check_own
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make, missing, size_at
-from tdfunc._core.rows import NonTensorStack, encode, merged, recoded
+from tdfunc._core.rows import NonTensorStack, encode, merged, recoded, trimmed
 from tdfunc._core.schema import (
     ROWS,
     STATIC,
@@ -616,7 +616,8 @@ def _with_texts(
         codes, table = encode([td._statics.values[found.slo]], ())
         codes = codes.to(td.device).expand(room)
     else:
-        codes, table = td._leaves[found.lo], td._statics.values[found.slo]
+        table = td._statics.values[found.slo]
+        codes, table = trimmed(td._leaves[found.lo], table)
     wanted = torch.Size((*shape, *codes.shape[td.batch_dims :]))
     # To `set`, a list of numbers is a list of values too.
     listed = NonTensorStack(*value) if _is_list_of_numbers(value) else value

@@ -9,7 +9,7 @@ import torch
 from tdfunc._core.build import Part
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, make, size_at
-from tdfunc._core.rows import encode, merged, recoded
+from tdfunc._core.rows import encode, merged, recoded, trimmed
 from tdfunc._core.schema import ROWS, UNBATCHED, is_kept
 from tdfunc._core.statics import Statics, same_value
 from tdfunc._core.tree import map_leaves
@@ -215,16 +215,18 @@ def _as_rows(
     nodes: list[Any], path: Path, found: list[Any], values: list[Any]
 ) -> list[Any]:
     """Return the trees with rows of one table at `path`."""
-    tables = [
-        value if where.kid <= ROWS else encode([value], ())[1]
-        for where, value in zip(found, values, strict=True)
+    pairs: list[tuple[Any, Any]] = [
+        trimmed(node._leaves[where.lo], value)
+        if where.kid <= ROWS
+        else encode([value], ())
+        for node, where, value in zip(nodes, found, values, strict=True)
     ]
-    table = merged(tables)
+    table = merged([own for _, own in pairs])
     out: list[Any] = []
-    for node, where, own in zip(nodes, found, tables, strict=True):
+    for node, where, (codes, own) in zip(nodes, found, pairs, strict=True):
         kid = where.kid
         if kid <= ROWS:
-            codes = recoded(node._leaves[where.lo], own, table)
+            codes = recoded(codes, own, table)  # noqa: PLW2901
         else:
             kid = ROWS
             code = table.codes[table.place_of(own.values[0])]

@@ -990,3 +990,45 @@ def test_what_does_not_fit_names_what_would() -> None:
         assert "td['n', 'u']" in text
         assert "td.set(('n', 'u'), unbatched(value))" in text
         assert write(unbatched(ramp(2)))[0]["n", "u"].shape == (2,)
+
+
+def test_tables_hold_what_their_rows_use_when_trees_travel() -> None:
+    count = 20000
+    names = [f"value number {i}" for i in range(count)]
+    td = TensorDict({"t": names, "l": NonTensorStack(*[[i] for i in range(count)])}, count)
+    few = td[torch.tensor([[7, 5], [7, 3]])]
+    for protocol in (2, 5):
+        data = pickle.dumps(few, protocol)
+        assert len(data) < 2000
+        back = pickle.loads(data)  # noqa: S301 - our own
+        assert back["t"] == few["t"]
+        assert back.equal(few)
+        assert len(pickle.dumps(td[:0], protocol)) < 2000
+    saved = io.BytesIO()
+    torch.save(few, saved)
+    assert saved.tell() < 10000
+    copied = copy.deepcopy(few)
+    assert copied["l"] == few["l"]
+    assert copied["l"][0][0] is not few["l"][0][0]
+    assert len(copied._statics.values[1].values) == 3
+    # Everything of a table in use is sent as it is, shared by all that have it.
+    assert pickle.loads(pickle.dumps([td, td.clone()]))[1].equal(td)  # noqa: S301
+    wrong = torch.utils._pytree.tree_map(lambda x: x + 1, few)
+    for tree in (pickle.loads(pickle.dumps(wrong)), copy.deepcopy(wrong)):  # noqa: S301
+        with pytest.raises(OperandError, match="not those that were stored"):
+            tree["t"]
+
+
+def test_joins_do_not_carry_large_tables_along() -> None:
+    td = TensorDict({"t": [f"value {i}" for i in range(5000)]}, 5000)
+    other = TensorDict({"t": ["new"]}, 1)
+    joined = torch.cat([td[:1], other])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert joined["t"] == ["value 0", "new"]
+    assert len(joined._statics.values[0].values) == 2
+    assert (td[:2] == TensorDict({"t": ["value 0", "x"]}, 2))["t"].tolist() == [1, 0]
+    assert td[3].where(T(False), TensorDict({"t": "z"}))["t"] == "z"
+    three = td[:3]
+    for i in range(300):
+        three = three.at[i % 3].set({"t": f"n{i}"})
+    assert three["t"] == ["n297", "n298", "n299"]
+    assert len(three._statics.values[0].values) < 100
