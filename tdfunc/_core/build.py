@@ -25,7 +25,12 @@ from tdfunc._core.statics import (
     Statics,
     gather_statics,
 )
-from tdfunc.errors import BatchSizeError, InvalidKeyError, InvalidLeafError, StructureError
+from tdfunc.errors import (
+    BatchSizeError,
+    InvalidKeyError,
+    InvalidLeafError,
+    StructureError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

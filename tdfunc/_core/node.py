@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import torch
 
-from tdfunc._core._torch import is_tracing
+from tdfunc._core._torch import has_escaped, is_tracing
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.leaf import LeafLike
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
 from tdfunc._core.rows import decode, pruned
-from tdfunc._core.schema import ROWS, Schema, is_lazy, is_tensor, kind_name
+from tdfunc._core.schema import ROWS, UNBATCHED, Schema, is_lazy, is_tensor, kind_name
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc.errors import (
     ImmutableError,
@@ -548,6 +548,16 @@ def value_at(node: Node, path: Path, kid: int, lo: int, slo: int) -> Any:
         return node._leaves[lo]
     value = node._statics.values[slo]
     if kid > ROWS:
+        if kid == UNBATCHED and has_escaped(value):
+            raise OperandError(
+                "the unbatched tensor was computed inside a transform that is over",
+                path=path,
+                expected="a tensor that does not depend on what is mapped or "
+                "differentiated",
+                got="one of the transform, which does not go through its output",
+                fix="td.set(key, tensor) inside the transform makes it a leaf, which "
+                "gets the mapped dim",
+            )
         return value
     codes = node._leaves[lo]
     # A pytree function may have put anything there.

@@ -283,3 +283,18 @@ def test_metadata_is_one_value_for_the_node() -> None:
     value = {"lr": 1}
     source = peer.TensorDict({"m": peer.MetaData(value), "x": ramp(2)}, [2])
     assert interop.from_tensordict(source)["m"] is value
+
+
+def test_a_record_of_a_peer_is_refused_by_name() -> None:
+    class Step(TensorClass):
+        x: torch.Tensor
+
+    source: Any = peer.TensorDict({"x": ramp(2)}, [2])
+    with pytest.raises(InvalidLeafError, match=r"tdfunc\.from_any\(value\)"):
+        Step.from_tensordict(source)
+    with pytest.raises(InvalidLeafError, match=r"tdfunc\.from_any\(value\)"):
+        Step.from_dict(source)
+    assert Step.from_tensordict(tdfunc.from_any(source)).x is source["x"]
+    wrong: Any = {"x": ramp(2)}
+    with pytest.raises(InvalidLeafError, match=r"Step\.from_dict\(mapping"):
+        Step.from_tensordict(wrong)

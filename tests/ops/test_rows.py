@@ -995,7 +995,9 @@ def test_what_does_not_fit_names_what_would() -> None:
 def test_tables_hold_what_their_rows_use_when_trees_travel() -> None:
     count = 20000
     names = [f"value number {i}" for i in range(count)]
-    td = TensorDict({"t": names, "l": NonTensorStack(*[[i] for i in range(count)])}, count)
+    td = TensorDict(
+        {"t": names, "l": NonTensorStack(*[[i] for i in range(count)])}, count
+    )
     few = td[torch.tensor([[7, 5], [7, 3]])]
     for protocol in (2, 5):
         data = pickle.dumps(few, protocol)
@@ -1032,3 +1034,28 @@ def test_joins_do_not_carry_large_tables_along() -> None:
         three = three.at[i % 3].set({"t": f"n{i}"})
     assert three["t"] == ["n297", "n298", "n299"]
     assert len(three._statics.values[0].values) < 100
+
+
+def test_unbatched_tensors_of_a_transform_that_is_over_are_named() -> None:
+    def mapped(x: Any) -> Any:
+        td = TensorDict({"n": {"u": unbatched(x * 2)}})
+        assert td["n", "u"].shape == (2,)
+        return td
+
+    td: Any = torch.vmap(mapped)(torch.ones(3, 2))
+    for read in (lambda: td["n", "u"], lambda: td["n"]["u"], lambda: td.to_dict()):
+        with pytest.raises(OperandError, match="transform that is over") as caught:
+            read()
+        assert "'u'" in str(caught.value)
+    outer = ramp(2)
+    kept: Any = torch.vmap(lambda x: TensorDict({"u": unbatched(outer), "x": x}))(
+        ramp(3)
+    )
+    assert kept["u"] is outer
+
+    def both(x: Any) -> Any:
+        return torch.vmap(lambda y: TensorDict({"u": unbatched(x), "y": y}))(ramp(2))[
+            "u"
+        ]
+
+    assert torch.vmap(both)(ramp(3)).tolist() == ramp(3).tolist()
