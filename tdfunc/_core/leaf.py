@@ -71,8 +71,8 @@ def unbatched(tensor: torch.Tensor) -> Unbatched:
 
     As an entry it is kept like a static: indexing, reshaping, stacking and `vmap` pass
     it on whole, arithmetic and gradients leave it out. `to` moves and casts it.
-    Reading the entry gives the tensor. What `vmap` maps or `grad` differentiates can not
-    leave the transform as one.
+    Reading the entry gives the tensor. What `vmap` maps or `grad` differentiates can
+    not leave the transform as one.
 
     Args:
         tensor: of any shape; kept by reference.

@@ -22,7 +22,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from tdfunc._core._torch import is_tracing
+from tdfunc._core._torch import is_tracing, register_trace_constant
 from tdfunc._core.statics import same_value
 from tdfunc.errors import InvalidLeafError, OperandError
 
@@ -149,6 +149,55 @@ class Table:
         """Return the place of one of the values."""
         return self.places[_token(value)]
 
+    # Under Dynamo a table is a constant, and these run for real.
+
+    def joined(self, others: tuple[Table, ...]) -> Table:
+        """Return the table of the values of all, which keeps the codes of this one."""
+        # By what tells values from others: equal lists are two values.
+        if all([table is self or table.places == self.places for table in others]):
+            return self
+        places = dict(self.places)
+        values = list(self.values)
+        for table in others:
+            for token, at in table.places.items():
+                if token not in places:
+                    places[token] = len(values)
+                    values.append(table.values[at])
+        return self if len(values) == len(self.values) else Table(tuple(values))
+
+    def code_of(self, value: Any) -> int:
+        """Return the code of one of the values."""
+        return self.codes[self.place_of(value)]
+
+    def code_at(self, place: int) -> int:
+        """Return the code of the value at a place."""
+        return self.codes[place]
+
+    def count(self) -> int:
+        """Return how many values there are."""
+        return len(self.codes)
+
+    def all_codes(self) -> tuple[int, ...]:
+        """Return the codes, and 0, which is none."""
+        return (*self.codes, 0)
+
+    def targets(self, new: Table) -> tuple[int, ...] | None:
+        """Return the codes of the values in another table, and 0; None if the same."""
+        places = self.places
+        if new is self or all([new.places.get(k) == at for k, at in places.items()]):
+            return None
+        return (*[new.codes[new.place_of(value)] for value in self.values], 0)
+
+    def united(self) -> tuple[int, ...] | None:
+        """Return for every value, and 0, the code of the first that is the same."""
+        firsts = _firsts(self.values)
+        return None if firsts is None else (*[self.codes[at] for at in firsts], 0)
+
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """Return source for this table, which is the table itself, and its names."""
+        name = f"table{id(self)}"
+        return name, {name: self}
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -182,7 +231,7 @@ def encode(values: Sequence[Any], shape: Sequence[int]) -> tuple[torch.Tensor, T
             distinct.append(value)
         rows.append(place)
     table = Table(tuple(distinct))
-    codes = torch.tensor([table.codes[at] for at in rows], dtype=torch.int64)
+    codes = torch.tensor([table.code_at(at) for at in rows], dtype=torch.int64)
     return codes.reshape(tuple(shape)), table
 
 
@@ -224,18 +273,9 @@ def decode(codes: Any, table: Table, path: Path) -> Any:
 
 def merged(tables: Sequence[Table]) -> Table:
     """Return the table of the values of all, which keeps the codes of the first."""
-    first = tables[0]
-    # By what tells values from others: equal lists are two values.
-    if all([table is first or table.places == first.places for table in tables]):
-        return first
-    places = dict(first.places)
-    values = list(first.values)
-    for table in tables[1:]:
-        for token, at in table.places.items():
-            if token not in places:
-                places[token] = len(values)
-                values.append(table.values[at])
-    return first if len(values) == len(first.values) else Table(tuple(values))
+    if len(tables) == 1:
+        return tables[0]
+    return tables[0].joined(tuple(tables[1:]))
 
 
 def recoded(codes: torch.Tensor, old: Table, new: Table) -> torch.Tensor:
@@ -243,29 +283,27 @@ def recoded(codes: torch.Tensor, old: Table, new: Table) -> torch.Tensor:
 
     A code that is none of the old table becomes 0, which no table knows.
     """
-    if new is old or all(
-        [new.places.get(token) == at for token, at in old.places.items()]
-    ):
-        return codes
+    targets = old.targets(new)
+    return codes if targets is None else _replaced(codes, old, targets, 0)
+
+
+def _replaced(
+    codes: torch.Tensor, table: Table, targets: tuple[int, ...], other: Any
+) -> torch.Tensor:
+    """Return codes of a table replaced by others, and `other` for what is none."""
     # One row more, for what is out of range, also in an empty table.
-    known = torch.tensor([*old.codes, 0], device=codes.device)
-    wanted = [new.codes[new.place_of(value)] for value in old.values]
-    target = torch.tensor([*wanted, 0], device=codes.device)
-    at = (codes & _PLACE).clamp(max=len(old.codes))
-    return torch.where(known[at] == codes, target[at], 0)
+    known = torch.tensor(table.all_codes(), device=codes.device)
+    target = torch.tensor(targets, device=codes.device)
+    # In one dim: while compiling, an index without dims is an int that is not known.
+    at = (codes & _PLACE).clamp(max=table.count()).reshape(-1)
+    own, new = [x.index_select(0, at).reshape(codes.shape) for x in (known, target)]
+    return torch.where(own == codes, new, other)
 
 
 def united(codes: torch.Tensor, table: Table) -> torch.Tensor:
     """Return codes in which values that are the same have one code, to compare them."""
-    firsts = _firsts(table.values)
-    if firsts is None:
-        return codes
-    known = torch.tensor([*table.codes, 0], device=codes.device)
-    target = [*[table.codes[at] for at in firsts], 0]
-    at = (codes & _PLACE).clamp(max=len(table.codes))
-    return torch.where(
-        known[at] == codes, torch.tensor(target, device=codes.device)[at], codes
-    )
+    targets = table.united()
+    return codes if targets is None else _replaced(codes, table, targets, codes)
 
 
 def pruned(codes: Any, table: Table) -> tuple[Any, Table]:
@@ -300,7 +338,9 @@ def trimmed(codes: torch.Tensor, table: Table) -> tuple[torch.Tensor, Table]:
 
     What extends a table takes as long as it is large.
     """
-    if len(table.codes) <= _SMALL or len(table.codes) <= _SPARE * codes.numel():
+    if is_tracing() or len(table.codes) <= _SMALL:
+        return codes, table
+    if len(table.codes) <= _SPARE * codes.numel():
         return codes, table
     return pruned(codes, table)
 
@@ -380,3 +420,20 @@ def _product(sizes: tuple[int, ...]) -> int:
     for size in sizes:
         count *= size
     return count
+
+
+register_trace_constant(
+    Table,
+    (
+        "__eq__",
+        "__hash__",
+        "all_codes",
+        "code_at",
+        "code_of",
+        "count",
+        "joined",
+        "place_of",
+        "targets",
+        "united",
+    ),
+)

@@ -353,7 +353,7 @@ def with_absent(td: NodeT) -> tuple[NodeT, dict[int, int]]:
     codes: dict[int, int] = {}
     for slot, at in td._schema.coded():
         changes[at] = table = merged([td._statics.values[at], none])
-        codes[slot] = table.codes[table.place_of(None)]
+        codes[slot] = table.code_of(None)
     return (with_tables(td, changes, td._leaves) if changes else td), codes
 
 

@@ -136,7 +136,7 @@ def _check_room(value: Any, path: Path, room: torch.Size) -> None:
     """Raise if a tensor does not fit in place of one that is not batched."""
     if isinstance(value, torch.Tensor) and value.shape[: len(room)] != room:
         raise BatchSizeError(
-            "the entry is a tensor that the batch does not index, and this one would be",
+            "the batch does not index this entry, and would index the tensor",
             path=path,
             expected=f"unbatched(value), or a shape that starts with {list(room)}",
             got=f"shape {list(value.shape)}",

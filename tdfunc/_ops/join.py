@@ -223,15 +223,17 @@ def _as_rows(
     ]
     table = merged([own for _, own in pairs])
     out: list[Any] = []
-    for node, where, (codes, own) in zip(nodes, found, pairs, strict=True):
+    for node, where, (codes, own), value in zip(
+        nodes, found, pairs, values, strict=True
+    ):
         kid = where.kid
         if kid <= ROWS:
             codes = recoded(codes, own, table)  # noqa: PLW2901
         else:
             kid = ROWS
-            code = table.codes[table.place_of(own.values[0])]
+            code = table.code_of(value)
             device = node.device
-            codes = torch.full(size_at(node, path[:-1]), code, device=device)
+            codes = torch.full(size_at(node, path[:-1]), code, device=device)  # noqa: PLW2901
         part = Part(kid, 0, (codes,), Statics((table,)))
         out.append(graft(node, path, part))
     return out

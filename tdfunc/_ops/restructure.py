@@ -558,8 +558,8 @@ def merge(
         others: trees; nested nodes that several have are merged.
         on_conflict: what to do with a leaf or static that two trees have: a function
             of the value so far and the value in the next tree that returns what `set`
-            takes; of two statics, the new static, of two unbatched tensors one. None lets no two trees share an
-            entry.
+            takes; of two statics, the new static, of two unbatched tensors one. None
+            lets no two trees share an entry.
 
     Returns:
         A tree of the class of the first. Its batch size is that of the trees with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -687,5 +688,5 @@ def test_merging_and_splitting_cost_what_the_trees_hold() -> None:
         assert rest.keys(True) == ("z",)
 
     for work in (merged, split):
-        few, many = [calls_of(lambda n=n: work(n)) for n in (60, 960)]
+        few, many = [calls_of(partial(work, n)) for n in (60, 960)]
         assert many < 40 * few  # sixteen times as much, and a bit for the halving
