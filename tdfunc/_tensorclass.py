@@ -32,13 +32,14 @@ from tdfunc._core._torch import is_tracing
 from tdfunc._core.annotations import Kind, evaluated, names_around, type_arguments
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.field import Options
+from tdfunc._core.leaf import check_own
 from tdfunc._core.node import HOMES, Node, make
 from tdfunc._core.record import Record, field_of, fill, role, run_hook
 from tdfunc._core.statics import NO_STATICS, Statics
 from tdfunc._ops import restructure
 from tdfunc._pytree import register
 from tdfunc._tensordict import Tree
-from tdfunc.errors import OptionError, PureNameError
+from tdfunc.errors import InvalidLeafError, OptionError, PureNameError
 
 if TYPE_CHECKING:
     from abc import ABCMeta
@@ -672,8 +673,17 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
         Raises:
             FieldError: an entry is no field.
             StructureError: a field without default is missing.
+            InvalidLeafError: `td` is no tree.
             TdfuncError: what the constructor raises.
         """
+        check_own(td, ())
+        if not isinstance(td, Node):
+            raise InvalidLeafError(
+                "this is no tree",
+                expected="a tree",
+                got=type(td).__name__,
+                fix=f"{cls.__name__}.from_dict(mapping, batch_size=...)",
+            )
         # Not that of `cls`, which a field may hide.
         made: Any = TensorClass.from_dict.__func__
         return made(cls, td, batch_size=td.batch_size, names=td.names)

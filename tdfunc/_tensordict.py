@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, final
 from tdfunc._core import repr as _repr
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, assemble_flat
+from tdfunc._core.leaf import check_own
 from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops import (
@@ -486,6 +487,7 @@ class TensorDict(Tree, plain=True):
             batch_size = source.batch_size
             names = source.names if names is None else names
         elif not isinstance(source, (Mapping, Node)):
+            check_own(source, ())
             raise InvalidLeafError(
                 "a tree is made of a mapping",
                 expected="a mapping or a tree",

@@ -278,6 +278,13 @@ def inside_transform() -> bool:
     return _stack_depth is None or _stack_depth() > 0
 
 
+def has_escaped(tensor: object) -> bool:
+    """Return whether a tensor is one of a transform that is over."""
+    if is_tracing() or _level_of is None or not isinstance(tensor, torch.Tensor):
+        return False
+    return _level_of(tensor) > _stack_depth()
+
+
 def foreach_works(
     leaves: Sequence[object], others: Sequence[object] | None = None
 ) -> bool:

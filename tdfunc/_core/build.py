@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from tdfunc._core.batch import misfit
 from tdfunc._core.keys import check_key
-from tdfunc._core.leaf import LeafLike, Unbatched, as_leaf, as_rows
+from tdfunc._core.leaf import LeafLike, Unbatched, as_leaf, as_rows, check_own
 from tdfunc._core.node import Node
 from tdfunc._core.rows import encode
 from tdfunc._core.schema import ROWS, STATIC, UNBATCHED, Kid, Schema
@@ -25,7 +25,12 @@ from tdfunc._core.statics import (
     Statics,
     gather_statics,
 )
-from tdfunc.errors import InvalidKeyError, InvalidLeafError, StructureError
+from tdfunc.errors import (
+    BatchSizeError,
+    InvalidKeyError,
+    InvalidLeafError,
+    StructureError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,6 +99,7 @@ class Draft:
                 self.chunks.append((value,))
                 return True
         elif isinstance(value, Mapping):
+            check_own(value, (*self.path, key))
             flat = assemble_flat(value, batch_size, cls)
             if flat is not None:
                 self.add(key, Part(flat[0], 0, flat[1], NO_STATICS))
@@ -148,6 +154,7 @@ def as_part(
         InvalidLeafError: a value can not be an entry.
         StructureError: a mapping contains itself.
     """
+    check_own(value, path)
     if isinstance(value, torch.Tensor):
         nb = len(batch_size)
         if value.is_nested and value.layout is torch.strided:
@@ -194,7 +201,14 @@ def _rows_part(
     codes, table = encode(values, shape)
     if not inferred:
         if batch_size[: len(shape)] != shape:
-            raise misfit(path, shape, batch_size)
+            raise BatchSizeError(
+                "a list is one value for every row, and there are other rows",
+                path=path,
+                expected=f"a length that the batch size {list(batch_size)} starts with",
+                got=f"shape {list(shape)}",
+                fix="NonTensorData(value) keeps it as one static value; "
+                f"batch_size={list(shape)} makes rows of it",
+            )
         more = len(batch_size) - len(shape)
         # A value for each row of the first dims is one for all rows behind it.
         codes = codes.reshape((*shape, *(1,) * more)).expand(batch_size).contiguous()
@@ -219,6 +233,7 @@ def assemble(
     """
     if isinstance(source, Node):
         return whole_node(source, batch_size, cls, device)
+    check_own(source, path)
     flat = assemble_flat(source, batch_size, cls) if device is None else None
     if flat is not None:
         return Part(flat[0], 0, flat[1], NO_STATICS)
@@ -231,6 +246,7 @@ def assemble(
             if device is None and draft.take(key, value, batch_size, cls):
                 continue
             here = (*draft.path, check_key(key, draft.path))
+            check_own(value, here)
             if not isinstance(value, Mapping):
                 draft.add(key, as_part(value, here, batch_size, cls, device, row_dims))
                 continue

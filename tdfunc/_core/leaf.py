@@ -15,7 +15,7 @@ from tdfunc.errors import InvalidLeafError
 if TYPE_CHECKING:
     from tdfunc.typing import Path
 
-__all__ = ["LeafLike", "Unbatched", "as_leaf", "as_rows", "unbatched"]
+__all__ = ["LeafLike", "Unbatched", "as_leaf", "as_rows", "check_own", "unbatched"]
 
 # Exact types: an IntEnum or another subclass means more than its number.
 _NUMBERS = (bool, int, float, complex)
@@ -71,7 +71,8 @@ def unbatched(tensor: torch.Tensor) -> Unbatched:
 
     As an entry it is kept like a static: indexing, reshaping, stacking and `vmap` pass
     it on whole, arithmetic and gradients leave it out. `to` moves and casts it.
-    Reading the entry gives the tensor.
+    Reading the entry gives the tensor. What `vmap` maps or `grad` differentiates can
+    not leave the transform as one.
 
     Args:
         tensor: of any shape; kept by reference.
@@ -94,6 +95,34 @@ def unbatched(tensor: torch.Tensor) -> Unbatched:
             fix="anything else is one value for the whole node as it is",
         )
     return Unbatched(tensor)
+
+
+def check_own(value: Any, path: Path) -> None:
+    """Raise if a value is a container of the package tensordict.
+
+    As a mapping it would lose what its keys do not show, and as a value of any kind it
+    would be one static.
+
+    Raises:
+        InvalidLeafError: it is one.
+    """
+    kind = type(value)
+    if isinstance(value, (dict, NonTensorData, NonTensorStack, Unbatched)) or kind in (
+        torch.Tensor,
+        str,
+    ):
+        return
+    is_kind = isinstance(value, (Mapping, torch.Tensor)) and any(
+        [base.__module__.partition(".")[0] == "tensordict" for base in kind.__mro__]
+    )
+    if is_kind or hasattr(kind, "_is_tensorclass"):
+        raise InvalidLeafError(
+            "a container of tensordict is read by a function of its own",
+            path=path or None,
+            expected="a mapping, a tree, or another value",
+            got=f"{kind.__module__}.{kind.__qualname__}",
+            fix="tdfunc.from_any(value)",
+        )
 
 
 def as_leaf(value: Any, path: Path) -> torch.Tensor | NonTensorData | Unbatched:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import torch
 
-from tdfunc._core._torch import is_tracing
+from tdfunc._core._torch import has_escaped, is_tracing
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.leaf import LeafLike
 from tdfunc._core.pickling import pack_leaves, unpack_leaves
-from tdfunc._core.rows import decode
-from tdfunc._core.schema import ROWS, Schema, is_lazy, is_tensor, kind_name
+from tdfunc._core.rows import decode, pruned
+from tdfunc._core.schema import ROWS, UNBATCHED, Schema, is_lazy, is_tensor, kind_name
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
 from tdfunc.errors import (
     ImmutableError,
@@ -428,16 +428,33 @@ class Node:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         size = self.batch_size
-        values = deepcopy(self._statics.values, memo)
-        leaves = deepcopy(self._leaves, memo)
+        leaves, statics = _without_unused(self)
+        values = deepcopy(statics.values, memo)
+        leaves = deepcopy(leaves, memo)
         statics = rebuild_statics(values)
         return make(self._schema, leaves, statics, size, self._names)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         self.batch_size  # noqa: B018 - settles, so that the pickle holds the truth
-        leaves = pack_leaves(self._leaves, int(protocol))
-        parts = (self._schema, leaves, self._statics)
+        leaves, statics = _without_unused(self)
+        parts = (self._schema, pack_leaves(leaves, int(protocol)), statics)
         return restore, (*parts, tuple(self.batch_size), self._names)
+
+
+def _without_unused(node: Node) -> tuple[tuple[Any, ...], Statics]:
+    """Return leaves and statics whose tables have the values of the rows only.
+
+    A row of a large tree would take the values of all rows along.
+    """
+    places = node._schema.coded()
+    if not places:
+        return node._leaves, node._statics
+    leaves, values = list(node._leaves), list(node._statics.values)
+    for slot, at in places:
+        leaves[slot], values[at] = pruned(leaves[slot], values[at])
+    if all([x is y for x, y in zip(values, node._statics.values, strict=True)]):
+        return node._leaves, node._statics
+    return tuple(leaves), Statics(tuple(values))
 
 
 def _shared_attribute(leaves: tuple[Any, ...], name: str) -> Any:
@@ -531,6 +548,16 @@ def value_at(node: Node, path: Path, kid: int, lo: int, slo: int) -> Any:
         return node._leaves[lo]
     value = node._statics.values[slo]
     if kid > ROWS:
+        if kid == UNBATCHED and has_escaped(value):
+            raise OperandError(
+                "the unbatched tensor was computed inside a transform that is over",
+                path=path,
+                expected="a tensor that does not depend on what is mapped or "
+                "differentiated",
+                got="one of the transform, which does not go through its output",
+                fix="td.set(key, tensor) inside the transform makes it a leaf, which "
+                "gets the mapped dim",
+            )
         return value
     codes = node._leaves[lo]
     # A pytree function may have put anything there.

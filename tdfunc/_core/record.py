@@ -20,7 +20,7 @@ from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import Draft, Part
 from tdfunc._core.field import CASTS, Field, Options
 from tdfunc._core.keys import check_key
-from tdfunc._core.leaf import Unbatched
+from tdfunc._core.leaf import Unbatched, check_own
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.rows import NonTensorStack
 from tdfunc._core.schema import STATIC, Schema
@@ -271,6 +271,7 @@ class Record:
             FieldError: there is an entry that is no field.
             TdfuncError: what `Field.part` raises.
         """
+        check_own(source, path)
         stack = [_Frame(self.ready(), source, path, batch_size)]
         inside = {id(source)}
         while True:
@@ -278,6 +279,7 @@ class Record:
             for name, value in frame.rest:
                 field = frame.record.rules[name]
                 here = (*frame.path, name)
+                check_own(value, here)
                 if field.opens(value):
                     if id(value) in inside:
                         raise StructureError("a mapping contains itself", path=here)

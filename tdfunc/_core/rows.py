@@ -9,8 +9,9 @@ of its value in the table and a checksum of that value::
     bits 0-31   its place in the table
 
 so that a code which was computed with instead of moved, or read by the table of
-another tree, is found out when it is read. Tables only grow at the end: a code that
-is right for a table is right for every longer one.
+another tree, is found out when it is read. Joins let tables grow at the end: a code
+that is right for a table is right for every longer one. Where values are left out
+(`pruned`), the rows get other codes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from tdfunc._core._torch import is_tracing
+from tdfunc._core._torch import is_tracing, register_trace_constant
 from tdfunc._core.statics import same_value
 from tdfunc.errors import InvalidLeafError, OperandError
 
@@ -30,15 +31,29 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Path
 
-__all__ = ["NonTensorStack", "Table", "decode", "encode", "merged", "recoded"]
+__all__ = [
+    "NonTensorStack",
+    "Table",
+    "decode",
+    "encode",
+    "merged",
+    "pruned",
+    "recoded",
+    "trimmed",
+    "united",
+]
 
 _MARK: Final = 1 << 62
 _CHECK: Final = (1 << 30) - 1
 _PLACE: Final = (1 << 32) - 1
+# A table is trimmed when it has more values than this, and than so many a row.
+_SMALL: Final = 64
+_SPARE: Final = 4
 
 # Types whose equal values may share one place. Others are told apart by identity: a
 # user's __eq__ may raise, and equal lists may change apart.
-_ATOMS = frozenset({str, bytes, int, float, bool, type(None), complex})
+_DATES = frozenset({np.datetime64, np.timedelta64})
+_ATOMS = _DATES | {str, bytes, int, float, bool, type(None), complex}
 
 
 @final
@@ -134,6 +149,55 @@ class Table:
         """Return the place of one of the values."""
         return self.places[_token(value)]
 
+    # Under Dynamo a table is a constant, and these run for real.
+
+    def joined(self, others: tuple[Table, ...]) -> Table:
+        """Return the table of the values of all, which keeps the codes of this one."""
+        # By what tells values from others: equal lists are two values.
+        if all([table is self or table.places == self.places for table in others]):
+            return self
+        places = dict(self.places)
+        values = list(self.values)
+        for table in others:
+            for token, at in table.places.items():
+                if token not in places:
+                    places[token] = len(values)
+                    values.append(table.values[at])
+        return self if len(values) == len(self.values) else Table(tuple(values))
+
+    def code_of(self, value: Any) -> int:
+        """Return the code of one of the values."""
+        return self.codes[self.place_of(value)]
+
+    def code_at(self, place: int) -> int:
+        """Return the code of the value at a place."""
+        return self.codes[place]
+
+    def count(self) -> int:
+        """Return how many values there are."""
+        return len(self.codes)
+
+    def all_codes(self) -> tuple[int, ...]:
+        """Return the codes, and 0, which is none."""
+        return (*self.codes, 0)
+
+    def targets(self, new: Table) -> tuple[int, ...] | None:
+        """Return the codes of the values in another table, and 0; None if the same."""
+        places = self.places
+        if new is self or all([new.places.get(k) == at for k, at in places.items()]):
+            return None
+        return (*[new.codes[new.place_of(value)] for value in self.values], 0)
+
+    def united(self) -> tuple[int, ...] | None:
+        """Return for every value, and 0, the code of the first that is the same."""
+        firsts = _firsts(self.values)
+        return None if firsts is None else (*[self.codes[at] for at in firsts], 0)
+
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """Return source for this table, which is the table itself, and its names."""
+        name = f"table{id(self)}"
+        return name, {name: self}
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -167,7 +231,7 @@ def encode(values: Sequence[Any], shape: Sequence[int]) -> tuple[torch.Tensor, T
             distinct.append(value)
         rows.append(place)
     table = Table(tuple(distinct))
-    codes = torch.tensor([table.codes[at] for at in rows], dtype=torch.int64)
+    codes = torch.tensor([table.code_at(at) for at in rows], dtype=torch.int64)
     return codes.reshape(tuple(shape)), table
 
 
@@ -209,18 +273,9 @@ def decode(codes: Any, table: Table, path: Path) -> Any:
 
 def merged(tables: Sequence[Table]) -> Table:
     """Return the table of the values of all, which keeps the codes of the first."""
-    first = tables[0]
-    # By what tells values from others: equal lists are two values.
-    if all([table is first or table.places == first.places for table in tables]):
-        return first
-    places = dict(first.places)
-    values = list(first.values)
-    for table in tables[1:]:
-        for token, at in table.places.items():
-            if token not in places:
-                places[token] = len(values)
-                values.append(table.values[at])
-    return first if len(values) == len(first.values) else Table(tuple(values))
+    if len(tables) == 1:
+        return tables[0]
+    return tables[0].joined(tuple(tables[1:]))
 
 
 def recoded(codes: torch.Tensor, old: Table, new: Table) -> torch.Tensor:
@@ -228,16 +283,102 @@ def recoded(codes: torch.Tensor, old: Table, new: Table) -> torch.Tensor:
 
     A code that is none of the old table becomes 0, which no table knows.
     """
-    if new is old or all(
-        [new.places.get(token) == at for token, at in old.places.items()]
-    ):
-        return codes
+    targets = old.targets(new)
+    return codes if targets is None else _replaced(codes, old, targets, 0)
+
+
+def _replaced(
+    codes: torch.Tensor, table: Table, targets: tuple[int, ...], other: Any
+) -> torch.Tensor:
+    """Return codes of a table replaced by others, and `other` for what is none."""
     # One row more, for what is out of range, also in an empty table.
-    known = torch.tensor([*old.codes, 0], device=codes.device)
-    wanted = [new.codes[new.place_of(value)] for value in old.values]
-    target = torch.tensor([*wanted, 0], device=codes.device)
-    at = (codes & _PLACE).clamp(max=len(old.codes))
-    return torch.where(known[at] == codes, target[at], 0)
+    known = torch.tensor(table.all_codes(), device=codes.device)
+    target = torch.tensor(targets, device=codes.device)
+    # In one dim: while compiling, an index without dims is an int that is not known.
+    at = (codes & _PLACE).clamp(max=table.count()).reshape(-1)
+    own, new = [x.index_select(0, at).reshape(codes.shape) for x in (known, target)]
+    return torch.where(own == codes, new, other)
+
+
+def united(codes: torch.Tensor, table: Table) -> torch.Tensor:
+    """Return codes in which values that are the same have one code, to compare them."""
+    targets = table.united()
+    return codes if targets is None else _replaced(codes, table, targets, codes)
+
+
+def pruned(codes: Any, table: Table) -> tuple[Any, Table]:
+    """Return codes and table without the values that no code stands for.
+
+    Both as they are where all values are used, where a code is none of the table, and
+    where codes can not be read (inside a transform or a compiled function).
+    """
+    plain = type(codes) is torch.Tensor and codes.dtype == torch.int64
+    if is_tracing() or not plain:
+        return codes, table
+    try:
+        array = cast("np.ndarray[Any, Any]", codes.detach().cpu().numpy())
+    except RuntimeError:
+        return codes, table
+    used, inverse = np.unique(array & _PLACE, return_inverse=True)
+    if len(used) == len(table.codes) or (used >= len(table.codes)).any():
+        return codes, table
+    known = np.array([table.codes[at] for at in used], dtype=np.int64)
+    inverse = inverse.reshape(array.shape)
+    if not (known[inverse] == array).all():
+        return codes, table
+    new = Table(tuple([table.values[at] for at in used]))
+    wanted = np.array(new.codes, dtype=np.int64)[inverse]
+    return torch.from_numpy(wanted.reshape(-1)).reshape(codes.shape).to(
+        codes.device
+    ), new
+
+
+def trimmed(codes: torch.Tensor, table: Table) -> tuple[torch.Tensor, Table]:
+    """Return codes and table `pruned` if the table is much larger than the rows.
+
+    What extends a table takes as long as it is large.
+    """
+    if is_tracing() or len(table.codes) <= _SMALL:
+        return codes, table
+    if len(table.codes) <= _SPARE * codes.numel():
+        return codes, table
+    return pruned(codes, table)
+
+
+def _firsts(values: tuple[Any, ...]) -> list[int] | None:
+    """Return where the first value is that is the same as each, None if they differ.
+
+    Atoms that are the same share their place anyhow.
+    """
+    if _ATOMS.issuperset(map(type, values)):
+        return None
+    firsts = list(range(len(values)))
+    groups: dict[Any, list[int]] = {}
+    for at, value in enumerate(values):
+        if type(value) in _ATOMS:
+            continue
+        group = groups.setdefault(_outline(value, 3), [])
+        for other in group:
+            if same_value(values[other], value):
+                firsts[at] = other
+                break
+        else:
+            group.append(at)
+    return firsts if any([at != to for at, to in enumerate(firsts)]) else None
+
+
+def _outline(value: Any, depth: int) -> Any:
+    """Return what values that are the same share, so that few have to be compared."""
+    kind = type(value)
+    if kind in (str, bytes, int):
+        return kind, value
+    if depth and isinstance(value, (list, tuple)):
+        items: Any = value
+        return kind, len(items), tuple([_outline(v, depth - 1) for v in items[:8]])
+    if depth and kind is dict:
+        # By `_outline` of values in no order: keys may come in another.
+        return kind, frozenset([_outline(v, depth - 1) for v in value.values()])
+    return kind
 
 
 def _unreadable(path: Path, where: str) -> OperandError:
@@ -255,6 +396,8 @@ def _token(value: Any) -> Any:
     kind = type(value)
     if kind not in _ATOMS:
         return id(value)
+    if kind in _DATES:
+        return kind, value.dtype, repr(value)
     # As text, NaN equals itself and -0.0 is not 0.0.
     return kind, repr(value) if kind in (float, complex) else value
 
@@ -277,3 +420,20 @@ def _product(sizes: tuple[int, ...]) -> int:
     for size in sizes:
         count *= size
     return count
+
+
+register_trace_constant(
+    Table,
+    (
+        "__eq__",
+        "__hash__",
+        "all_codes",
+        "code_at",
+        "code_of",
+        "count",
+        "joined",
+        "place_of",
+        "targets",
+        "united",
+    ),
+)

@@ -14,7 +14,7 @@ import torch
 
 from tdfunc._core._torch import foreach_works, is_tracing
 from tdfunc._core.node import Node, carried_size, make, size_at
-from tdfunc._core.rows import Table, encode, merged, recoded
+from tdfunc._core.rows import Table, encode, merged, recoded, trimmed, united
 from tdfunc._core.statics import Statics, gather_statics
 from tdfunc.errors import OperandError, show_path
 
@@ -344,21 +344,28 @@ def with_tables(td: NodeT, changes: dict[int, Table], leaves: tuple[Any, ...]) -
 
 
 def one_table(nodes: Sequence[NodeT]) -> list[NodeT]:
-    """Return trees with the same entries, whose rows share their tables."""
+    """Return trees to be compared, whose rows share their tables.
+
+    They have the same entries. Values that are the same have one code, so that these
+    rows are no longer the very objects.
+    """
     for node in nodes:
         node.batch_size  # noqa: B018 - settles before the schema is read
     first = nodes[0]
     # Keys are sorted, so the places are those of all that match.
     places = first._schema.coded()
-    if not places or all([node._statics is first._statics for node in nodes]):
+    if not places:
         return list(nodes)
     changes: dict[int, Table] = {}
     columns = [list(node._leaves) for node in nodes]
     for slot, at in places:
-        tables = [node._statics.values[at] for node in nodes]
-        changes[at] = table = merged(tables)
-        for leaves, old in zip(columns, tables, strict=True):
-            leaves[slot] = recoded(leaves[slot], old, table)
+        pairs = [
+            trimmed(leaves[slot], node._statics.values[at])
+            for node, leaves in zip(nodes, columns, strict=True)
+        ]
+        changes[at] = table = merged([own for _, own in pairs])
+        for leaves, (codes, old) in zip(columns, pairs, strict=True):
+            leaves[slot] = united(recoded(codes, old, table), table)
     return [
         with_tables(node, changes, tuple(leaves))
         for node, leaves in zip(nodes, columns, strict=True)
@@ -372,7 +379,7 @@ def with_absent(td: NodeT) -> tuple[NodeT, dict[int, int]]:
     codes: dict[int, int] = {}
     for slot, at in td._schema.coded():
         changes[at] = table = merged([td._statics.values[at], none])
-        codes[slot] = table.codes[table.place_of(None)]
+        codes[slot] = table.code_of(None)
     return (with_tables(td, changes, td._leaves) if changes else td), codes
 
 

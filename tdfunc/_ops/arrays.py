@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 
+_KINDS = (np.ndarray, np.datetime64, np.timedelta64, np.void)
+
+
 def from_struct_array(
     array: np.ndarray[Any, Any],
     **options: Unpack[FromOptions],
@@ -49,8 +52,8 @@ def from_struct_array(
 
     Tensors share memory with the array where torch can map the field; where it can not
     (a field off its alignment, a read-only array) they are copies. Fields of text,
-    bytes or objects become one value for every row. Fields of other kinds that are not
-    numeric, or of several values a row, become one static array each.
+    bytes, dates or objects become one value for every row, an array where there are
+    several in a row.
 
     Args:
         array: an array whose dtype has fields, which may have fields themselves.
@@ -83,7 +86,8 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
     """Return a structured array of the shape of the batch: entries are its fields.
 
     Nested nodes become fields with fields; surplus batch dims of theirs and feature
-    dims become dims of the field. One value per row (text) becomes a field of objects.
+    dims become dims of the field. One value per row (text) becomes a field of objects,
+    of dates or arrays of one dtype a field of theirs.
     Statics that are arrays of the batch shape, as `from_struct_array` makes them,
     become fields again.
 
@@ -138,9 +142,14 @@ def to_struct_array(td: Node) -> np.ndarray[Any, Any]:
 
 
 def _rows_column(td: Node, path: Path, lo: int, slo: int) -> np.ndarray[Any, Any]:
-    """Return the values of rows as an array of objects."""
+    """Return the values of rows as an array of objects; of dates, or arrays, theirs."""
     codes = td._leaves[lo]
     values = decode(codes.reshape(-1), td._statics.values[slo], path)
+    if values and all([isinstance(v, _KINDS) for v in values]):
+        alike = {(type(v), v.dtype, v.shape) for v in values}
+        if len(alike) == 1:
+            joined = np.stack(values)
+            return joined.reshape((*codes.shape, *joined.shape[1:]))
     column = np.empty(len(values), dtype=object)
     # One by one: NumPy would open values that are lists.
     for at, value in enumerate(values):

@@ -31,10 +31,10 @@ from torch.nn.functional import pad
 from tdfunc._core._torch import inside_transform
 from tdfunc._core.build import Part
 from tdfunc._core.keys import as_path, is_key
-from tdfunc._core.leaf import as_leaf, as_rows
+from tdfunc._core.leaf import as_leaf, as_rows, check_own
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, make, missing, size_at
-from tdfunc._core.rows import NonTensorStack, encode, merged, recoded
+from tdfunc._core.rows import NonTensorStack, encode, merged, recoded, trimmed
 from tdfunc._core.schema import (
     ROWS,
     STATIC,
@@ -63,7 +63,7 @@ from tdfunc._ops.index import (
     names_at_plan,
     size_at_plan,
 )
-from tdfunc._ops.join import aligned
+from tdfunc._ops.join import aligned, check_unbatched
 from tdfunc._ops.pointwise import Numbers
 from tdfunc._ops.shape import by_shape
 from tdfunc.errors import OperandError, StructureError, TreeIndexError
@@ -114,8 +114,8 @@ class At(Generic[NodeT]):
     - `TreeIndexError`: the index does not fit the batch size;
     - `OperandError`: a value is of a kind or shape that does not fit the rows;
     - `MissingKeyError`: a mapping names an entry that is not in the tree;
-    - `StructureError`: a tree as value has other entries, or a mapping gives values
-      for the same leaf twice.
+    - `StructureError`: a tree as value has other entries or, for `set`, other unbatched
+      tensors, or a mapping gives values for the same leaf twice.
     """
 
     __slots__ = ("_index", "_td")
@@ -427,6 +427,7 @@ def _values_apart(td: Node, value: Any) -> tuple[Any, dict[Path, Any]]:
     pending: list[tuple[Path, Any]] = [((), value)]
     while pending:
         path, own = pending.pop()
+        check_own(own, path)
         inside = td._schema.lazy_on(path)
         if path in stacks:
             given[path] = own
@@ -530,6 +531,7 @@ def _columns(
     pending: list[tuple[Path, Any]] = [((), value)]
     while pending:
         path, part = pending.pop()
+        check_own(part, path)
         if isinstance(part, Mapping):
             inner = [((*path, *as_path(key)), v) for key, v in part.items()]
             _check_known(td, path, inner, sets=sets)
@@ -614,7 +616,8 @@ def _with_texts(
         codes, table = encode([td._statics.values[found.slo]], ())
         codes = codes.to(td.device).expand(room)
     else:
-        codes, table = td._leaves[found.lo], td._statics.values[found.slo]
+        table = td._statics.values[found.slo]
+        codes, table = trimmed(td._leaves[found.lo], table)
     wanted = torch.Size((*shape, *codes.shape[td.batch_dims :]))
     # To `set`, a list of numbers is a list of values too.
     listed = NonTensorStack(*value) if _is_list_of_numbers(value) else value
@@ -649,6 +652,7 @@ def _with_rows_of(
     node: Any = td[path] if path else td
     if found is not None and not isinstance(found.kid, Schema):
         return td, value
+    check_unbatched(node, value, path)
     mine, theirs = aligned([node, value])
     if mine is node:
         return td, theirs

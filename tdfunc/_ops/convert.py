@@ -9,6 +9,7 @@ import torch
 
 from tdfunc._core.batch import as_device, as_names, as_size
 from tdfunc._core.build import assemble, map_unbatched
+from tdfunc._core.leaf import check_own
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, NodeT, carried_size, make, value_at
 from tdfunc._core.schema import Schema
@@ -304,6 +305,7 @@ def from_dict(
             fix="leave batch_size out to have it inferred",
         )
     if not isinstance(entries, (Mapping, Node)):
+        check_own(entries, ())
         raise InvalidLeafError(
             "a tree is made of a mapping",
             expected="a mapping",

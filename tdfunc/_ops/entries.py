@@ -18,8 +18,8 @@ import torch
 
 from tdfunc._core.batch import as_names, as_size, misfit
 from tdfunc._core.build import Draft, Part, as_part
-from tdfunc._core.keys import as_path, check_key
-from tdfunc._core.leaf import LeafLike
+from tdfunc._core.keys import as_path, check_key, short
+from tdfunc._core.leaf import LeafLike, check_own
 from tdfunc._core.node import (
     Node,
     NodeT,
@@ -31,10 +31,11 @@ from tdfunc._core.node import (
     size_at,
 )
 from tdfunc._core.record import check_fields
-from tdfunc._core.schema import ROWS, Schema, is_kept, is_lazy, is_leaf
+from tdfunc._core.schema import ROWS, UNBATCHED, Schema, is_kept, is_lazy, is_leaf
 from tdfunc._core.statics import NO_STATICS, gather_statics
 from tdfunc._core.tree import each_member, refuse_lazy, with_leaves
 from tdfunc.errors import (
+    BatchSizeError,
     MissingKeyError,
     OperandError,
     OptionError,
@@ -124,8 +125,23 @@ def _set_path(td: NodeT, path: Path, value: Any) -> NodeT:
         record = class_of(td._schema.owner(home))._record
         if record is not None:
             return _set_field(td, home, path, value, record)
+    found = td._schema.find(path)
+    if found is not None and found.kid == UNBATCHED:
+        _check_room(value, path, room)
     part = as_part(value, path, room, td._plain)
     return graft(td, path, part)
+
+
+def _check_room(value: Any, path: Path, room: torch.Size) -> None:
+    """Raise if a tensor does not fit in place of one that is not batched."""
+    if isinstance(value, torch.Tensor) and value.shape[: len(room)] != room:
+        raise BatchSizeError(
+            "the batch does not index this entry, and would index the tensor",
+            path=path,
+            expected=f"unbatched(value), or a shape that starts with {list(room)}",
+            got=f"shape {list(value.shape)}",
+            fix=f"td.set({short(path)!r}, unbatched(value))",
+        )
 
 
 def _set_field(td: NodeT, home: Path, path: Path, value: Any, record: Any) -> NodeT:
@@ -244,6 +260,7 @@ def _updated(td: NodeT, other: Entries | Node | None, entries: dict[str, Any]) -
     for source in (other, entries):
         if source is None or (source is entries and not entries):
             continue
+        check_own(source, ())
         if not isinstance(source, (Mapping, Node)):
             raise OperandError(
                 "a tree can not be updated from this",
@@ -365,6 +382,7 @@ def _merged(td: NodeT, other: Entries | Node) -> NodeT:
                 frame.parts[key] = _fitting(_part_of(frame.other, key), here, frame)
                 continue
             value = frame.other[key]
+            check_own(value, here)
             if _is_whole_record(node._schema, key, value):
                 frame.put(key, value, here)
             elif isinstance(value, (Mapping, Node)) and _holds_lazy(node, key):
@@ -467,6 +485,8 @@ class _Merge:
     def put(self, key: str, value: Any, path: Path) -> None:
         """Set an entry, by the rules of its field if the node is a record."""
         if self.record is None:
+            if key in self.parts and self.parts[key].kid == UNBATCHED:
+                _check_room(value, path, self.size)
             self.parts[key] = as_part(value, path, self.size, Node._plain)
             return
         part = self.record.part(value, path, self.size)
@@ -546,6 +566,7 @@ def _check_known(td: Node, source: Entries | Node) -> None:
     pending: list[tuple[Path, Any]] = [((), source)]
     while pending:
         prefix, level = pending.pop()
+        check_own(level, prefix)
         for key in level.keys():  # noqa: SIM118 - iterating over a tree gives rows
             path = (*prefix, check_key(key, prefix))
             found = td._schema.find(path)

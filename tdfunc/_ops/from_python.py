@@ -25,7 +25,7 @@ from tdfunc._ops.convert import from_dict, to
 from tdfunc._ops.entries import set, with_batch_size, with_names
 from tdfunc._ops.join import stack
 from tdfunc._ops.lazy import lazy_stack, maybe_dense_stack
-from tdfunc._ops.peer import is_peer, read_peer
+from tdfunc._ops.peer import is_entry, is_peer, read_entry, read_peer
 from tdfunc._ops.restructure import auto_batch_size
 from tdfunc.errors import (
     BatchSizeError,
@@ -67,7 +67,7 @@ def fields_of(value: Any) -> tuple[str, ...] | None:
 
 def children(value: Any) -> dict[Any, Any] | None:
     """Return the entries of the node that a container becomes, None if it is none."""
-    if isinstance(value, Node) or is_peer(value):
+    if isinstance(value, Node) or is_entry(value):
         return None
     if isinstance(value, Mapping):
         return dict(value)
@@ -88,13 +88,19 @@ def _instance_fields(value: Any) -> dict[Any, Any] | None:
 
 
 def _field(column: Any, dims: int) -> Any:
-    """Return a field of a structured array; what is none wrapped as static."""
+    """Return a field of a structured array; what is not numeric as rows of values."""
     kind = column.dtype.kind
     if column.dtype.names is not None or kind in "biufc":
         return column
-    if kind in "OSU" and dims and column.ndim == dims:
+    if not dims:
+        return NonTensorData(column)
+    if kind in "OSU" and column.ndim == dims:
         return column
-    return NonTensorData(column)
+    rows = np.empty(column.shape[:dims], dtype=object)
+    # One by one: NumPy would make dates of `datetime`, and open arrays.
+    for place in np.ndindex(rows.shape):
+        rows[place] = column[place]
+    return rows
 
 
 def unfolded(
@@ -312,14 +318,14 @@ def from_list(
         inner = whole[1:]
     tds: list[Any] = []
     for at, given in enumerate(rows):
-        row = _read(given, ())
+        row = read_entry(given, ())
         if isinstance(row, Node):
             tds.append(row if inner is None else with_batch_size(row, inner))
             continue
         if children(row) is None:
             what = f"row {at} can not become a tree"
             raise _wrong(what, "a tree or a mapping", row, "torch.tensor(rows)")
-        entries = unfolded(row, children, _read)
+        entries = unfolded(row, children, read_entry)
         tds.append(from_dict(entries, batch_size=inner or ()))
     joins: dict[bool | None, Callable[..., Any]] = {
         True: lazy_stack,
@@ -339,7 +345,8 @@ def from_any(
     structured arrays (whose batch size is their shape) and the containers of
     tensordict become trees; a list of those, or of trees, becomes their stack. Trees,
     tensors, strings, numbers, arrays, other lists and all else are returned as they
-    are, whatever the options.
+    are, whatever the options; the values of tensordict that are no containers
+    (`NonTensorData`, `NonTensorStack`, `UnbatchedTensor`) as what `set` takes for them.
 
     Args:
         value: anything.
@@ -367,9 +374,9 @@ def from_any(
             return value
         convert = from_list
     elif children(value) is None:
-        return value
+        return read_entry(value, ())
     else:
-        entries = unfolded(value, children, _read)
+        entries = unfolded(value, children, read_entry)
         if isinstance(value, np.ndarray):
             options = with_size(options, value.shape)
     return convert(entries, **options)
@@ -377,12 +384,6 @@ def from_any(
 
 def _is_row(value: Any) -> bool:
     return isinstance(value, Node) or is_peer(value) or children(value) is not None
-
-
-def _read(value: Any, path: Path) -> Any:
-    """Return a container of tensordict as a tree, all else as it is."""
-    del path
-    return read_peer(value) if is_peer(value) else value
 
 
 def _finished(td: Any, options: FromOptions) -> Any:

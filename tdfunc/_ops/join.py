@@ -9,7 +9,7 @@ import torch
 from tdfunc._core.build import Part
 from tdfunc._core.mismatch import check_same_entries
 from tdfunc._core.node import Node, make, size_at
-from tdfunc._core.rows import encode, merged, recoded
+from tdfunc._core.rows import encode, merged, recoded, trimmed
 from tdfunc._core.schema import ROWS, UNBATCHED, is_kept
 from tdfunc._core.statics import Statics, same_value
 from tdfunc._core.tree import map_leaves
@@ -181,6 +181,32 @@ def aligned(nodes: list[Any]) -> list[Any]:
     return nodes
 
 
+def check_unbatched(first: Any, other: Any, above: Path = ()) -> None:
+    """Raise if two trees, of which one result is made, have other unbatched tensors.
+
+    They are what is at the path `above`.
+
+    Raises:
+        StructureError: naming the first that differs.
+    """
+    if first._statics is other._statics:
+        return
+    paths = first._schema.static_paths()
+    for at in first._schema.unbatched():
+        found = other._schema.find(paths[at])
+        if found is None or found.kid != UNBATCHED:
+            continue  # told with all differences of the entries
+        mine, theirs = first._statics.values[at], other._statics.values[found.slo]
+        if not same_value(mine, theirs):
+            raise StructureError(
+                "the trees have other unbatched tensors",
+                path=(*above, *paths[at]),
+                expected="equal unbatched tensors",
+                got=f"{theirs!r} instead of {mine!r}",
+                fix="other.with_statics(td) aligns them",
+            )
+
+
 def _same_object(one: object, two: object) -> bool:
     return one is two
 
@@ -189,21 +215,25 @@ def _as_rows(
     nodes: list[Any], path: Path, found: list[Any], values: list[Any]
 ) -> list[Any]:
     """Return the trees with rows of one table at `path`."""
-    tables = [
-        value if where.kid <= ROWS else encode([value], ())[1]
-        for where, value in zip(found, values, strict=True)
+    pairs: list[tuple[Any, Any]] = [
+        trimmed(node._leaves[where.lo], value)
+        if where.kid <= ROWS
+        else encode([value], ())
+        for node, where, value in zip(nodes, found, values, strict=True)
     ]
-    table = merged(tables)
+    table = merged([own for _, own in pairs])
     out: list[Any] = []
-    for node, where, own in zip(nodes, found, tables, strict=True):
+    for node, where, (codes, own), value in zip(
+        nodes, found, pairs, values, strict=True
+    ):
         kid = where.kid
         if kid <= ROWS:
-            codes = recoded(node._leaves[where.lo], own, table)
+            codes = recoded(codes, own, table)  # noqa: PLW2901
         else:
             kid = ROWS
-            code = table.codes[table.place_of(own.values[0])]
+            code = table.code_of(value)
             device = node.device
-            codes = torch.full(size_at(node, path[:-1]), code, device=device)
+            codes = torch.full(size_at(node, path[:-1]), code, device=device)  # noqa: PLW2901
         part = Part(kid, 0, (codes,), Statics((table,)))
         out.append(graft(node, path, part))
     return out

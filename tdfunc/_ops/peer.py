@@ -23,7 +23,7 @@ from tdfunc.errors import OperandError
 if TYPE_CHECKING:
     from tdfunc.typing import Path
 
-__all__ = ["is_peer", "read_peer"]
+__all__ = ["is_entry", "is_peer", "read_entry", "read_peer"]
 
 
 def is_peer(value: Any) -> bool:
@@ -33,6 +33,15 @@ def is_peer(value: Any) -> bool:
         return False
     kinds = (peer.TensorDict, peer.LazyStackedTensorDict)
     return type(value) in kinds or _is_record(peer, value)
+
+
+def is_entry(value: Any) -> bool:
+    """Return whether a value is a container or another entry of tensordict."""
+    peer = sys.modules.get("tensordict")
+    if peer is None:
+        return False
+    kinds = (peer.NonTensorStack, peer.NonTensorData, peer.MetaData)
+    return isinstance(value, (*kinds, peer.UnbatchedTensor)) or is_peer(value)
 
 
 def read_peer(source: Any) -> Any:
@@ -71,6 +80,20 @@ def read_peer(source: Any) -> Any:
             continue
         built[path] = from_dict(entries, batch_size=node.batch_size, names=names)
     return built[()]
+
+
+def read_entry(value: Any, path: Path) -> Any:
+    """Return a value with what tensordict has for a tree or an entry in our form."""
+    peer: Any = sys.modules.get("tensordict")
+    if peer is None:
+        return value
+    if isinstance(value, peer.NonTensorStack):
+        return _rows_of(value, path, value.batch_size)
+    if isinstance(value, (peer.NonTensorData, peer.MetaData)):
+        return NonTensorData(value.data)
+    if isinstance(value, peer.UnbatchedTensor):
+        return unbatched(value.as_subclass(torch.Tensor))
+    return read_peer(value) if is_peer(value) else value
 
 
 def _is_record(peer: Any, value: Any) -> bool:

@@ -34,7 +34,7 @@ from tdfunc._core.tree import (
 )
 from tdfunc._ops.entries import exclude
 from tdfunc._ops.index import at_index
-from tdfunc._ops.join import aligned
+from tdfunc._ops.join import aligned, check_unbatched
 from tdfunc._ops.pointwise import Numbers, as_lazy, padded
 from tdfunc._ops.shape import (
     as_dim,
@@ -848,7 +848,8 @@ def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
     Raises:
         OperandError: `condition` holds no booleans, an operand is of another kind or
             does not broadcast, or none is a tree.
-        StructureError: two trees have other entries.
+        StructureError: two trees have other entries, or `input` and `other` other
+            unbatched tensors.
 
     Examples:
         >>> import torch
@@ -867,6 +868,7 @@ def where(condition: Node | torch.Tensor, input: Any, other: Any) -> Any:
     if any([tree._schema.m for tree in trees]):
         if len(trees) > 1:
             input, other = _with_rows_alike(condition, input, other)
+            check_unbatched(input, other)
         if (input if isinstance(input, Node) else other)._schema.rows:
             return _chosen_rows(condition, input, other)
     if nodes:

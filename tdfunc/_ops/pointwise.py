@@ -608,7 +608,8 @@ def eq(td: NodeT, other: Any) -> NodeT:
     """Return a tree of booleans: ``td == other``, element by element.
 
     Where two trees have one value for every row, the result has a tensor of booleans;
-    statics are not compared. The module docstring has the rule for each kind of
+    statics and `unbatched` tensors are not compared, and stay as they are: `equal`
+    compares them. The module docstring has the rule for each kind of
     `other`, and the errors.
 
     Examples:
@@ -624,7 +625,8 @@ def ne(td: NodeT, other: Any) -> NodeT:
     """Return a tree of booleans: ``td != other``, element by element.
 
     Where two trees have one value for every row, the result has a tensor of booleans;
-    statics are not compared. The module docstring has the rule for each kind of
+    statics and `unbatched` tensors are not compared, and stay as they are: `equal`
+    compares them. The module docstring has the rule for each kind of
     `other`, and the errors.
 
     Examples:

@@ -8,6 +8,7 @@ before is an entry like any other and stays.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,9 +17,9 @@ import torch
 
 from tdfunc._core.batch import as_constants, as_names, misfit
 from tdfunc._core.keys import as_path, short
-from tdfunc._core.leaf import LeafLike
+from tdfunc._core.leaf import LeafLike, unbatched
 from tdfunc._core.node import Node, NodeT, entry_at, make, missing, size_at
-from tdfunc._core.schema import STATIC, Schema, is_lazy
+from tdfunc._core.schema import STATIC, UNBATCHED, Schema, is_lazy
 from tdfunc._core.statics import NonTensorData
 from tdfunc._core.tree import each_member, noting, refuse_lazy
 from tdfunc._ops.entries import (
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
         | Mapping[Any, str | Path]
         | Callable[[Path, torch.Tensor], Any]
     )
+
+_FEW_SETS = 3
 
 __all__ = [
     "auto_batch_size",
@@ -188,7 +191,7 @@ def _check_apart(paths: list[Path], what: str) -> None:
     """Raise if a path comes twice or leads to something inside another."""
     if len({*paths}) == len(paths) and all([len(path) == 1 for path in paths]):
         return
-    count = {path: paths.count(path) for path in paths}
+    count = Counter(paths)
     bad = [path for path, times in count.items() if times > 1]
     bad += [
         path for path in count if any([path[:n] in count for n in range(1, len(path))])
@@ -372,8 +375,9 @@ def split_keys(
             [make(td._schema, (p,), td._statics, size, td._names) for p in parts]
         )
     parts: list[NodeT] = []
-    for keys, paths in zip(key_sets, sets, strict=True):
-        part = select(td, *paths, strict=strict and default is MISSING)
+    selected = _selections(td, sets, strict=strict and default is MISSING)
+    for keys, paths, one in zip(key_sets, sets, selected, strict=True):
+        part = one
         if default is not MISSING:
             for path in paths:
                 if path not in part:
@@ -382,13 +386,36 @@ def split_keys(
             part = rename_keys(part, keys, strict=False)
         parts.append(part)
     inside = apart(td, every)
-    within = [path for group in inside.values() for path in group]
+    within = {path for group in inside.values() for path in group}
     rest = td._schema.outside(tuple([path for path in every if path not in within]))
     last = rearranged(td, size, td._schema.narrowed(rest, keep=True))
     for stack, group in inside.items():
         own = [path[len(stack) :] for path in group]
         last = set(last, stack, exclude(entry_at(td, stack), *own))
     return (*parts, last)
+
+
+def _selections(
+    td: NodeT, sets: list[tuple[Path, ...]], *, strict: bool
+) -> list[NodeT]:
+    """Return the tree of each set of paths, of which none is in two.
+
+    Selecting costs what the tree holds, so that of many sets each half is selected
+    first, and each half of it from that.
+    """
+    out: list[Any] = [None] * len(sets)
+    pending: list[tuple[Any, int, int]] = [(td, 0, len(sets))]
+    while pending:
+        tree, start, stop = pending.pop()
+        if stop - start <= _FEW_SETS:
+            for at in range(start, stop):
+                out[at] = select(tree, *sets[at], strict=strict)
+            continue
+        middle = (start + stop) // 2
+        for lo, hi in ((start, middle), (middle, stop)):
+            paths = [path for own in sets[lo:hi] for path in own]
+            pending.append((select(tree, *paths, strict=strict), lo, hi))
+    return out
 
 
 def _chosen(
@@ -531,8 +558,8 @@ def merge(
         others: trees; nested nodes that several have are merged.
         on_conflict: what to do with a leaf or static that two trees have: a function
             of the value so far and the value in the next tree that returns what `set`
-            takes; of two statics, the new static. None lets no two trees share an
-            entry.
+            takes; of two statics, the new static, of two unbatched tensors one. None
+            lets no two trees share an entry.
 
     Returns:
         A tree of the class of the first. Its batch size is that of the trees with
@@ -576,27 +603,45 @@ def merge(
             )
     names = next((tree._names for tree in sized if tree._names is not None), None)
     whole: Any = make(first._schema, first._leaves, first._statics, size, names)
-    for tree in others:
-        both: list[Path] = []
-        clashes = _clashes(whole._schema, tree._schema)
-        if on_conflict is not None:
-            both = [path for path in clashes if _is_end(whole, path, tree)]
-            clashes = [path for path in clashes if path not in both]
-        if clashes:
-            raise StructureError(
-                "the trees share entries",
-                expected="trees without common entries"
-                if on_conflict is None
-                else "two nodes at a path, or none",
-                got=", ".join(map(show_path, clashes)),
-                fix="a.update(b) lets the second win",
-            )
-        same: Any = make(tree._schema, tree._leaves, tree._statics, size, None)
-        if on_conflict is not None:
-            same = _decided(whole, same, both, on_conflict)
-        _check_sizes(whole, same)
-        whole = update(whole, same)
+    rest: list[Any] = [
+        make(tree._schema, tree._leaves, tree._statics, size, None) for tree in others
+    ]
+    if on_conflict is None and not any([tree._schema.records for tree in trees]):
+        # Neighbours first, again and again: one after the other, every tree would
+        # cost what all before it hold. Records take only fields, so theirs matters.
+        level = [whole, *rest]
+        while len(level) > 1:
+            pairs = zip(level[::2], level[1::2], strict=False)
+            alone = level[-1:] if len(level) % 2 else []
+            level = [_merged(one, other, None) for one, other in pairs] + alone
+        return level[0]
+    for tree in rest:
+        whole = _merged(whole, tree, on_conflict)
     return whole
+
+
+def _merged(
+    whole: Any, tree: Any, on_conflict: Callable[[Any, Any], Any] | None
+) -> Any:
+    both: list[Path] = []
+    clashes = _clashes(whole._schema, tree._schema)
+    if on_conflict is not None:
+        both = [path for path in clashes if _is_end(whole, path, tree)]
+        ends = {*both}
+        clashes = [path for path in clashes if path not in ends]
+    if clashes:
+        raise StructureError(
+            "the trees share entries",
+            expected="trees without common entries"
+            if on_conflict is None
+            else "two nodes at a path, or none",
+            got=", ".join(map(show_path, clashes)),
+            fix="a.update(b) lets the second win",
+        )
+    if on_conflict is not None:
+        tree = _decided(whole, tree, both, on_conflict)
+    _check_sizes(whole, tree)
+    return update(whole, tree)
 
 
 def _is_end(whole: Node, path: Path, tree: Node) -> bool:
@@ -612,7 +657,8 @@ def _decided(
 ) -> Any:
     """Return `tree` with what a function makes of the ends that both trees have."""
     for path in both:
-        static = _is_static(whole, path) and _is_static(tree, path)
+        static = _is_kind(whole, path, STATIC) and _is_kind(tree, path, STATIC)
+        mark = _is_kind(whole, path, UNBATCHED) and _is_kind(tree, path, UNBATCHED)
         try:
             value = choose(entry_at(whole, path), entry_at(tree, path))
         except Exception as error:
@@ -620,13 +666,15 @@ def _decided(
             raise
         if static and not isinstance(value, NonTensorData):
             value = NonTensorData(value)
+        if mark and isinstance(value, torch.Tensor):
+            value = unbatched(value)
         tree = set(tree, short(path), value)
     return tree
 
 
-def _is_static(node: Node, path: Path) -> bool:
+def _is_kind(node: Node, path: Path, kind: int) -> bool:
     found = node._schema.find(path)
-    return found is not None and found.kid == STATIC
+    return found is not None and found.kid == kind
 
 
 def _check_sizes(whole: Node, tree: Node) -> None:
@@ -668,7 +716,8 @@ def update_with(td: NodeT, functions: Mapping[Any, Callable[[Any], Any]]) -> Nod
     Args:
         td: the tree.
         functions: by key or path, a function of the entry there (a tensor, a static
-            value or a nested tree) that returns what `set` takes.
+            value or a nested tree) that returns what `set` takes. A tensor in place of
+            an `unbatched` one is unbatched too.
 
     Returns:
         A new tree; all other leaves are shared.
@@ -707,6 +756,8 @@ def update_with(td: NodeT, functions: Mapping[Any, Callable[[Any], Any]]) -> Nod
         except Exception as error:
             noting(error, path)
             raise
-    for path, new in zip(paths, news, strict=True):
-        td = set(td, short(path), new)
+    marked = [_is_kind(td, path, UNBATCHED) for path in paths]
+    for path, new, mark in zip(paths, news, marked, strict=True):
+        kept = mark and isinstance(new, torch.Tensor)
+        td = set(td, short(path), unbatched(new) if kept else new)
     return td

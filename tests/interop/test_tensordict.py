@@ -18,7 +18,7 @@ from tdfunc import (
     interop,
     unbatched,
 )
-from tdfunc.errors import OperandError
+from tdfunc.errors import InvalidLeafError, OperandError
 from tdfunc.testing import assert_equal
 from tests.cases import Case, cases, check, fingerprint, ramp
 
@@ -206,6 +206,45 @@ def test_from_any_reads_the_peer_wherever_it_is() -> None:
     assert sized.batch_size == (2,)
 
 
+FOREIGN: list[Any] = [
+    peer.TensorDict({"x": ramp(3)}, [3]),
+    peer.LazyStackedTensorDict.lazy_stack([peer.TensorDict({"x": ramp(3)}, [3])]),
+    peer.NonTensorStack("a", "b", "c"),
+    peer.NonTensorData("a"),
+    peer.MetaData("a"),
+    peer.UnbatchedTensor(ramp(7)),
+]
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+def test_entries_of_the_peer_are_refused_and_read_by_from_any(value: Any) -> None:
+    td = TensorDict({"x": ramp(3), "n": {"y": ramp(3)}}, 3)
+    routes: list[Any] = [
+        lambda v: TensorDict({"q": v}, 3),
+        lambda v: TensorDict({"n": {"q": v}, "x": 1}, 3),
+        lambda v: tdfunc.from_dict({"q": v}, auto_batch_size=True),
+        lambda v: td.set("q", v),
+        lambda v: td.set(("n", "q"), v),
+        lambda v: td.update({"q": v}),
+        lambda v: td.update(n={"q": v}),
+        lambda v: td.replace(n=v),
+        lambda v: td.at[0].set({"n": v}),
+    ]
+    for route in routes:
+        with pytest.raises(InvalidLeafError, match=r"tdfunc\.from_any\(value\)"):
+            route(value)
+    if isinstance(value, peer.LazyStackedTensorDict) and len(value) != 3:
+        return
+    assert td.set("q", tdfunc.from_any(value)).keys() == ("x", "n", "q")
+    read = tdfunc.from_any({"k": value}, batch_size=3)
+    whole = interop.from_tensordict(peer.TensorDict({"k": value}, [3]))
+    assert read.equal(whole)
+    for make in (TensorDict, tdfunc.from_dict, td.update):
+        if not isinstance(value, torch.Tensor):
+            with pytest.raises(InvalidLeafError, match=r"tdfunc\.from_any\(value\)"):
+                make(value)
+
+
 def test_to_tensordict_of_no_tree_is_refused() -> None:
     with pytest.raises(OperandError, match="only a tree can be converted"):
         interop.to_tensordict({"x": ramp(2)})  # pyright: ignore[reportArgumentType]
@@ -269,3 +308,18 @@ def test_metadata_is_one_value_for_the_node() -> None:
     value = {"lr": 1}
     source = peer.TensorDict({"m": peer.MetaData(value), "x": ramp(2)}, [2])
     assert interop.from_tensordict(source)["m"] is value
+
+
+def test_a_record_of_a_peer_is_refused_by_name() -> None:
+    class Step(TensorClass):
+        x: torch.Tensor
+
+    source: Any = peer.TensorDict({"x": ramp(2)}, [2])
+    with pytest.raises(InvalidLeafError, match=r"tdfunc\.from_any\(value\)"):
+        Step.from_tensordict(source)
+    with pytest.raises(InvalidLeafError, match=r"tdfunc\.from_any\(value\)"):
+        Step.from_dict(source)
+    assert Step.from_tensordict(tdfunc.from_any(source)).x is source["x"]
+    wrong: Any = {"x": ramp(2)}
+    with pytest.raises(InvalidLeafError, match=r"Step\.from_dict\(mapping"):
+        Step.from_tensordict(wrong)

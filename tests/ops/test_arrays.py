@@ -214,3 +214,35 @@ def test_the_advice_for_what_is_no_array_works() -> None:
             td.to_numpy()
         mended = eval(fix, {"td": td, "torch": torch})  # noqa: S307
         assert mended.to_numpy()["x"].tolist() == expected.tolist()
+
+
+def test_dates_and_several_texts_of_structured_arrays_are_rows() -> None:
+    fields = [
+        ("d", "M8[D]"),
+        ("t", "m8[ms]"),
+        ("two", "U4", 2),
+        ("raw", "V3"),
+        ("v", "f4"),
+        ("n", [("when", "M8[s]")]),
+    ]
+    rows = [
+        ("2020-01-01", 5, ("a", "b"), b"xyz", 1.0, ("2020-01-01T01:02:03",)),
+        ("2021-01-01", 6, ("c", "d"), b"uvw", 2.0, ("NaT",)),
+        ("2020-01-01", 7, ("a", "b"), b"xyz", 3.0, ("2021-01-01T01:02:03",)),
+    ]
+    array = np.array(rows, dtype=fields)
+    td = tdfunc.from_struct_array(array)
+    assert td[0]["d"] == np.datetime64("2020-01-01")
+    assert type(td["d"][0]) is np.datetime64
+    assert td[1]["two"].tolist() == ["c", "d"]
+    for order in ([2, 1, 0], [1], [0, 0, 2]):
+        back = td[torch.tensor(order)].to_struct_array()
+        assert back.dtype == array.dtype
+        assert back.tobytes() == array[order].tobytes()
+    wide = tdfunc.from_struct_array(array.reshape(3, 1)).to_struct_array()
+    assert wide.tobytes() == array.tobytes()
+    assert wide.shape == (3, 1)
+    assert td.to_numpy()["d"].dtype == np.dtype("M8[D]")
+    assert td.equal(tdfunc.from_struct_array(array.copy()))
+    assert (td == tdfunc.from_struct_array(array.copy()))["two"].all()
+    assert (td == td[1])["d"].tolist() == [False, True, False]

@@ -909,3 +909,185 @@ def test_awkward_trees_survive_every_route(case: TreeCase, name: str) -> None:
     if not (copied and case.name == "rows of any values"):
         assert_equal(out, td)
         assert out.equal(td)
+
+
+def test_rows_of_equal_lists_and_dicts_are_equal() -> None:
+    def make(*values: Any) -> TensorDict:
+        return TensorDict({"t": NonTensorStack(*values)}, len(values))
+
+    def rows() -> TensorDict:
+        return make([1], {"a": [2.0], "b": "x"}, np.ones(2), [math.nan], "s", (0.0,))
+
+    td, again = rows(), rows()
+    assert td.equal(again)
+    assert td.equal(pickle.loads(pickle.dumps(td)))
+    assert (td == again)["t"].all()
+    assert not (td != again)["t"].any()
+    assert td.isclose(again)["t"].all()
+    assert td["t"][0] is not again["t"][0]
+    other = make([1], {"b": "x", "a": [2.0]}, np.zeros(2), [1.0], "s", (-0.0,))
+    assert (td == other)["t"].tolist() == [True, True, False, False, True, True]
+    # Of one table too.
+    twice = make([1], [2], [1])
+    assert (twice == twice.flip(0))["t"].all()
+    assert (twice == twice[torch.tensor([1, 1, 1])])["t"].tolist() == [0, 1, 0]
+    many = [[i, "x"] for i in range(5000)]
+    assert make(*many).equal(make(*[list(value) for value in many]))
+    assert not make(*many).equal(make(*reversed(many)))
+
+
+def test_unbatched_tensors_that_differ_are_not_dropped() -> None:
+    td = TensorDict({"a": ramp(3), "n": {"t": ["p", "q", "r"]}}, 3)
+    a = td.set(("n", "u"), unbatched(torch.ones(2)))
+    b = td.set(("n", "u"), unbatched(torch.zeros(2)))
+    mask = T([True, False, True])
+    cases: list[Callable[[], Any]] = [
+        lambda: a.where(mask, b),
+        lambda: a.where(a == b, b),
+        lambda: a.drop(("n", "t")).where(mask, b.drop(("n", "t"))),
+        lambda: a.at[0].set(b[0]),
+        lambda: a.at[0].set({"n": b["n"][0]}),
+        lambda: tdfunc.stack([a, b]),
+    ]
+    for case in cases:
+        with pytest.raises(StructureError, match="other unbatched tensors") as caught:
+            case()
+        assert "'n', 'u'" in str(caught.value)
+    again = td.set(("n", "u"), unbatched(torch.ones(2)))
+    assert a.where(mask, again)["n", "u"].tolist() == [1, 1]
+    assert a.at[0].set(again[0]).equal(a)
+    assert a.where(mask, b.with_statics(a))["n", "u"].tolist() == [1, 1]
+    assert (a.with_statics(b) + a)["n", "u"].tolist() == [0, 0]
+
+
+def test_functions_of_unbatched_tensors_keep_them_unbatched() -> None:
+    for size in (3, 5):
+        td = TensorDict({"a": ramp(3), "u": unbatched(ramp(size))}, 3)
+        new = td.update_with({"u": lambda x: x + 1})
+        assert new[0]["u"].tolist() == (ramp(size) + 1).tolist()
+        text = td.update_with({"u": lambda _: "x"})
+        assert text["u"] == "x"
+        both = tdfunc.merge(td.select("u"), td, on_conflict=torch.add)
+        assert both[0]["u"].tolist() == (ramp(size) * 2).tolist()
+
+
+def test_what_does_not_fit_names_what_would() -> None:
+    with pytest.raises(BatchSizeError) as caught:
+        TensorDict({"t": ["a", "b"]}, 3)
+    assert "NonTensorData(value)" in str(caught.value)
+    assert "batch_size=[2] makes rows of it" in str(caught.value)
+    assert TensorDict({"t": ["a", "b"]}, [2])["t"] == ["a", "b"]
+    td = TensorDict({"a": ramp(3), "n": {"u": unbatched(ramp(2))}}, 3)
+    tries: list[Callable[[Any], Any]] = [
+        lambda v: td.replace(n={"u": v}),
+        lambda v: td.update({"n": {"u": v}}),
+        lambda v: td.set(("n", "u"), v),
+    ]
+    for write in tries:
+        with pytest.raises(BatchSizeError) as caught:
+            write(ramp(2))
+        text = str(caught.value)
+        assert "td['n', 'u']" in text
+        assert "td.set(('n', 'u'), unbatched(value))" in text
+        assert write(unbatched(ramp(2)))[0]["n", "u"].shape == (2,)
+
+
+def test_tables_hold_what_their_rows_use_when_trees_travel() -> None:
+    count = 20000
+    names = [f"value number {i}" for i in range(count)]
+    td = TensorDict(
+        {"t": names, "l": NonTensorStack(*[[i] for i in range(count)])}, count
+    )
+    few = td[torch.tensor([[7, 5], [7, 3]])]
+    for protocol in (2, 5):
+        data = pickle.dumps(few, protocol)
+        assert len(data) < 2000
+        back = pickle.loads(data)
+        assert back["t"] == few["t"]
+        assert back.equal(few)
+        assert len(pickle.dumps(td[:0], protocol)) < 2000
+    saved = io.BytesIO()
+    torch.save(few, saved)
+    assert saved.tell() < 10000
+    copied = copy.deepcopy(few)
+    assert copied["l"] == few["l"]
+    assert copied["l"][0][0] is not few["l"][0][0]
+    assert len(copied._statics.values[1].values) == 3
+    # Everything of a table in use is sent as it is, shared by all that have it.
+    assert pickle.loads(pickle.dumps([td, td.clone()]))[1].equal(td)
+    wrong = pytree.tree_map(lambda x: x + 1, few)
+    for tree in (pickle.loads(pickle.dumps(wrong)), copy.deepcopy(wrong)):
+        with pytest.raises(OperandError, match="not those that were stored"):
+            tree["t"]
+
+
+def test_joins_do_not_carry_large_tables_along() -> None:
+    td = TensorDict({"t": [f"value {i}" for i in range(5000)]}, 5000)
+    other = TensorDict({"t": ["new"]}, 1)
+    joined: Any = tdfunc.cat([td[:1], other])
+    assert joined["t"] == ["value 0", "new"]
+    assert len(joined._statics.values[0].values) == 2
+    assert (td[:2] == TensorDict({"t": ["value 0", "x"]}, 2))["t"].tolist() == [1, 0]
+    assert td[3].where(T(False), TensorDict({"t": "z"}))["t"] == "z"
+    three = td[:3]
+    for i in range(300):
+        three = three.at[i % 3].set({"t": f"n{i}"})
+    assert three["t"] == ["n297", "n298", "n299"]
+    assert len(three._statics.values[0].values) < 100
+
+
+def test_unbatched_tensors_of_a_transform_that_is_over_are_named() -> None:
+    def mapped(x: Any) -> Any:
+        td = TensorDict({"n": {"u": unbatched(x * 2)}})
+        assert td["n", "u"].shape == (2,)
+        return td
+
+    td: Any = torch.vmap(mapped)(torch.ones(3, 2))
+    for read in (lambda: td["n", "u"], lambda: td["n"]["u"], td.to_dict):
+        with pytest.raises(OperandError, match="transform that is over") as caught:
+            read()
+        assert "'u'" in str(caught.value)
+    outer = ramp(2)
+    kept: Any = torch.vmap(lambda x: TensorDict({"u": unbatched(outer), "x": x}))(
+        ramp(3)
+    )
+    assert kept["u"] is outer
+
+    def both(x: Any) -> Any:
+        return torch.vmap(lambda y: TensorDict({"u": unbatched(x), "y": y}))(ramp(2))[
+            "u"
+        ]
+
+    assert torch.vmap(both)(ramp(3)).tolist() == ramp(3).tolist()
+
+
+JOINS: dict[str, Callable[[Any, Any], Any]] = {
+    "stack": lambda a, b: torch.stack([a, b]),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "where": lambda a, b: a.where(T([True, False, True]), b),
+    "where by a tree": lambda a, b: a.where(a == b, b),
+    "at": lambda a, b: a.at[0].set(b[1]),
+    "at many": lambda a, b: a.at[T([0, 2])].set(b[1:]),
+    "at text": lambda a, _: a.at[0].set({"t": "new"}),
+    "at get": lambda a, _: a.at[T([0, 7])].get(fill_value=0),
+    "equals": lambda a, b: a == b,
+    "pad": lambda a, _: a.pad([1, 1]),
+    "set": lambda a, _: a.set("t", ["k", "l", "k"]),
+    "lazy": lambda a, b: tdfunc.lazy_stack([a, b]).densify(),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_what_makes_and_joins_texts_compiles(name: str) -> None:
+    fn = JOINS[name]
+    compiled = torch.compile(fn, fullgraph=True, backend="eager")
+    a = TensorDict({"a": ramp(3), "t": ["p", "q", "r"], "s": "one"}, 3)
+    b = TensorDict({"a": ramp(3), "t": ["r", "q", "x"], "s": "two"}, 3)
+    for left, right in ((a, b), (b, a), (b, b), (a, a.set("t", ["y", "p", ""]))):
+        # Tables are constants: what is compiled for some must not serve others.
+        got, expected = compiled(left, right), fn(left, right)
+        assert_valid(got)
+        assert got.equal(expected)
+        assert got.to_dict().keys() == expected.to_dict().keys()
+        if name != "equals":
+            assert got["t"] == expected["t"]
