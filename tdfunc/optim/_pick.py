@@ -198,8 +198,9 @@ def assigned(flat: Flat, rule: Rule, default: Any) -> list[Any]:
 
 def _settled(rule: Rule) -> Rule:
     """Return a rule as it is now, whatever becomes of a mapping."""
-    is_mapping = isinstance(rule, Mapping) and not isinstance(rule, Node)
-    return _Names(rule) if is_mapping else rule
+    if isinstance(rule, Node) or not isinstance(rule, Mapping):
+        return rule
+    return _Names(rule)
 
 
 def _by_path(flat: Flat, other: Flat) -> list[Any]:
