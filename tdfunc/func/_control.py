@@ -7,21 +7,27 @@ those take tensors, so trees are taken apart around them.
 
 from __future__ import annotations
 
-from types import CellType
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from tdfunc._core._torch import (
+    has_tangent,
     inside_transform,
-    is_differentiated,
     is_mapped,
     is_tracing,
+    is_variable,
+    is_wrapped,
     pytree,
+    seen_at,
     traced_associative_scan,
     traced_scan,
     traced_while_loop,
+    transform_level,
     wraps,
 )
 from tdfunc._core.node import Node
@@ -32,7 +38,8 @@ from tdfunc.func._dims import with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
+    from contextlib import AbstractContextManager
 
 __all__ = [
     "associative_scan",
@@ -449,17 +456,19 @@ def _row_dim(layout: Layout, dim: int) -> int:
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` computed again in the backward pass, instead of kept in memory.
 
-    Works under `grad` and the other transforms, where torch's own checkpoint does not;
-    there, what is to be differentiated must be an argument. A compiled transform is
-    left to the compiler, which decides itself what to keep.
+    Works under `grad` and the other transforms, where torch's own checkpoint does not.
+    Tensors that `fn` holds, such as the parameters of a module, are differentiated as
+    its arguments are. It is computed again with the same random state (of the CPU and
+    the devices of the arguments) and the same autocast. A compiled transform is left to
+    the compiler, which decides itself what to keep.
 
     Args:
         fn: a function of pytrees that returns a pytree of tensors and trees.
 
     Raises:
-        OperandError: under a transform, `fn` closes over a tensor that is
-            differentiated. (What its own closure does not show, such as a tensor in an
-            object, counts as a constant.)
+        OperandError: under a transform, `fn` gives a tensor that it holds, and that is
+            differentiated, to a transform inside it; or it has lost one before it is
+            computed again, as `torch.func.functional_call` takes them away.
         Exception: what `fn` raises.
 
     Examples:
@@ -478,36 +487,175 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
             return _traced_checkpoint(fn, args, kwargs)
         if not inside_transform():
             return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
-        _check_closure(fn)
-        leaves, layout = flatten((args, kwargs))
-        kept: list[Layout] = []
-
-        def call(*given: Any) -> tuple[Any, ...]:
-            own_args, own_kwargs = layout.rebuilt(given)
-            out, results = flatten(fn(*own_args, **own_kwargs))
-            kept.append(results)
-            return tuple(out)
-
-        flat: Any = _Recomputed.apply(call, *leaves)
-        return kept[0].rebuilt(flat)
+        return _checkpoint(fn, args, kwargs)
 
     return recomputed if is_tracing() else wraps(fn)(recomputed)
 
 
-def _check_closure(fn: Callable[..., Any]) -> None:
-    cells: Any = getattr(fn, "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells if cell != _EMPTY]
-    for value in pytree.tree_leaves(held):
-        if isinstance(value, torch.Tensor) and is_differentiated(value):
-            raise OperandError(
-                "a checkpointed function closes over a tensor that is differentiated",
-                expected="all that is differentiated among the arguments",
-                got=f"a tensor of shape {list(value.shape)} in its closure",
-                fix="checkpoint(fn)(x, params) with the tensors as arguments",
-            )
+def _checkpoint(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function under a transform; its derivatives call it again."""
+    leaves, layout = flatten((args, kwargs))
+    places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    restored = _state(leaves)
+    # The values are computed here, on the level of the caller, where tensors that `fn`
+    # holds mean what they mean to it, and of constants, so that no graph is kept.
+    given = list(leaves)
+    for i in places:
+        given[i] = leaves[i].detach()
+    own_args, own_kwargs = layout.rebuilt(given)
+    with _Held(given) as held:
+        out, results = flatten(fn(*own_args, **own_kwargs))
+    out = held.replaced(out)
+    values = [x for x in out if _has_gradient(x)]
+    tensors = [leaves[i] for i in places] + list(held.found.values())
+
+    def call(*inputs: torch.Tensor) -> tuple[Any, ...]:
+        again = list(leaves)
+        for i, x in zip(places, inputs[: len(places)], strict=True):
+            again[i] = x
+        own_args, own_kwargs = layout.rebuilt(again)
+        now = dict(zip(held.found, inputs[len(places) :], strict=True))
+        with restored(), _Replaced(now) if now else nullcontext() as replace:
+            found, _ = flatten(fn(*own_args, **own_kwargs))
+        if replace is not None:
+            found = replace.replaced(found)
+            held.check(replace.met)
+        return tuple([x for x in found if _has_gradient(x)])
+
+    if values:
+        flat: Any = iter(_Recomputed.apply(call, len(values), *values, *tensors))
+        out = [next(flat) if _has_gradient(x) else x for x in out]
+    return results.rebuilt(out)
 
 
-_EMPTY = CellType()
+class _Replaced(TorchFunctionMode):
+    """Gives functions other tensors in the place of those that a function holds.
+
+    Attributes:
+        met: the ids of those that it has met.
+    """
+
+    def __init__(self, others: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._others = others
+        self.met: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = self.replaced((args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+    def replaced(self, values: Any) -> Any:
+        found = {id(x) for x in pytree.tree_leaves(values)}.intersection(self._others)
+        if not found:
+            return values
+        self.met |= found
+        return pytree.tree_map(lambda x: self._others.get(id(x), x), values)
+
+
+class _Held(_Replaced):
+    """Finds what a function holds and is no constant, and makes constants of it.
+
+    Attributes:
+        found: what its derivatives depend on, by the ids of the tensors that it holds.
+    """
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        super().__init__({})
+        # What the function got or made. One of these that dies may leave its id to
+        # another that the function makes, but not to one that it holds.
+        self._known = set(map(id, given))
+        self._level = transform_level()
+        # Kept alive, so that no other tensor has one of the ids.
+        self._held: list[torch.Tensor] = []
+        self.found: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        for x in pytree.tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self._known.add(id(x))
+                self._known.add(id(seen_at(x, self._level)))
+        return out
+
+    def replaced(self, values: Any) -> Any:
+        for x in pytree.tree_leaves(values):
+            if not isinstance(x, torch.Tensor) or id(x) in self._others:
+                continue
+            own = seen_at(x, self._level)
+            if not self._known.isdisjoint((id(x), id(own))):
+                continue
+            if own is not x:
+                if is_variable(own) or has_tangent(own, self._level):
+                    raise OperandError(
+                        "a checkpointed function gives a tensor that it holds, and "
+                        "that is differentiated, to a transform inside it",
+                        expected="such a tensor among the arguments",
+                        got=f"a tensor of shape {list(own.shape)}",
+                        fix="checkpoint(fn)(x, params) with the tensor as an argument",
+                    )
+            elif is_wrapped(x) or x.requires_grad:
+                self._held.append(x)
+                # Another checkpoint around may put something else in its place.
+                self.found[id(x)] = x.view_as(x)
+                self._others[id(x)] = x.detach()
+        return super().replaced(values)
+
+    def check(self, met: set[int]) -> None:
+        """Raise if what was met now is not all that is differentiated.
+
+        Where `torch.func.functional_call` has put back the parameters of a module.
+        """
+        for x in self._held:
+            if id(x) not in met and is_variable(x):
+                raise OperandError(
+                    "a checkpointed function no longer holds a tensor that it held "
+                    "when it was called, and that is differentiated",
+                    expected="the same tensors when it is computed again",
+                    got=f"none of shape {list(x.shape)} that it held",
+                    fix="tdfunc.func.functional_call, which leaves modules as they "
+                    "are, or checkpoint(fn)(x, params)",
+                )
+
+
+def _state(leaves: Sequence[Any]) -> Callable[[], AbstractContextManager[None]]:
+    """Return contexts with the random state and autocast of now, as torch keeps them.
+
+    Of the CPU and the devices of the arguments.
+    """
+    drawn = torch.get_rng_state()
+    devices, states = get_device_states(*leaves)
+    kinds = {"cpu"} | {x.device.type for x in leaves if isinstance(x, torch.Tensor)}
+    casts = [
+        (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        for kind in sorted(kinds)
+        if torch.amp.is_autocast_available(kind)
+    ]
+
+    @contextmanager
+    def restored() -> Generator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices))
+            torch.set_rng_state(drawn)
+            set_device_states(devices, states)
+            for kind, dtype, enabled in casts:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+            yield
+
+    return restored
 
 
 def _traced_checkpoint(
@@ -525,70 +673,73 @@ def _traced_checkpoint(
 
 
 class _Recomputed(torch.autograd.Function):
-    """A function whose derivatives call it again."""
+    """The values of a function, whose derivatives call it again.
+
+    Given the function, the number of values, these, and what they depend on.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: Callable[..., Any], *leaves: Any) -> tuple[Any, ...]:
-        # torch refuses to save an input that is a result too.
-        given = set(map(id, leaves))
-        return tuple(
-            [
-                x.view_as(x) if isinstance(x, torch.Tensor) and id(x) in given else x
-                for x in call(*leaves)
-            ]
-        )
+    def forward(
+        _: Callable[..., Any], count: int, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        # Copies: torch lets nobody write into results that are views of inputs.
+        return tuple([x.clone() for x in tensors[:count]])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        call, *leaves = inputs
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Any, ...],
+        output: Any,  # noqa: ARG004 - torch's signature
+    ) -> None:
+        call, count, *tensors = inputs
         ctx.call = call
-        ctx.kept = [None if isinstance(x, torch.Tensor) else x for x in leaves]
-        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.inexact = [_has_gradient(x) for x in output]
-        ctx.mark_non_differentiable(*[x for x in output if not _has_gradient(x)])
+        ctx.count = count
+        ctx.save_for_backward(*tensors[count:])
+        ctx.save_for_forward(*tensors[count:])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        call, leaves, places = _again(ctx)
-        inputs = [leaves[i] for i in places]
-        both: Any = torch.func.vjp(call, *inputs)
-        _, back = both
-        pairs = zip(cotangents, ctx.inexact, strict=True)
-        found = iter(back(tuple([g for g, c in pairs if c])))
-        grads: list[Any] = [None] * len(leaves)
-        for i in places:
-            grads[i] = next(found)
-        return (None, *grads)
+        call, inputs, places = _again(ctx)
+
+        # As a gradient, not by vjp: that goes back when its level has been left, where
+        # a checkpoint inside the function can not.
+        def product(*own: torch.Tensor) -> Any:
+            pairs = zip(call(*own), cotangents, strict=True)
+            return sum([(x * g.conj()).sum().real for x, g in pairs])
+
+        own: Any = torch.func.grad(product, tuple(range(len(places))))(
+            *[inputs[i] for i in places]
+        )
+        grads: list[Any] = [None] * len(inputs)
+        for i, grad in zip(places, own, strict=True):
+            grads[i] = grad
+        return (None, None, *[None] * ctx.count, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        call, leaves, places = _again(ctx)
-        inputs = [leaves[i] for i in places]
-        given = [tangents[i + 1] for i in places]
-        pairs = zip(given, inputs, strict=True)
+        call, inputs, places = _again(ctx)
+        own = tangents[2 + ctx.count :]
+        primals = [inputs[i] for i in places]
+        pairs = zip([own[i] for i in places], primals, strict=True)
         given = [torch.zeros_like(x) if t is None else t for t, x in pairs]
-        both: Any = torch.func.jvp(call, tuple(inputs), tuple(given))
-        found = iter(both[1])
-        return tuple([next(found) if c else None for c in ctx.inexact])
+        both: Any = torch.func.jvp(call, tuple(primals), tuple(given))
+        return both[1]
 
 
-def _again(ctx: Any) -> tuple[Callable[..., Any], list[Any], list[int]]:
-    """Return a function of what has a gradient, all arguments, and the places of it."""
-    tensors = iter(ctx.saved_tensors)
-    leaves = [next(tensors) if x is None else x for x in ctx.kept]
-    places = [i for i, x in enumerate(leaves) if _has_gradient(x)]
+def _again(ctx: Any) -> tuple[Callable[..., Any], list[torch.Tensor], list[int]]:
+    """Return a function of what has a gradient, all inputs, and the places of it."""
+    inputs = list(ctx.saved_tensors)
+    places = [i for i, x in enumerate(inputs) if _has_gradient(x)]
 
-    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = list(leaves)
-        for i, x in zip(places, inputs, strict=True):
+    def call(*own: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(inputs)
+        for i, x in zip(places, own, strict=True):
             given[i] = x
-        return tuple([x for x in ctx.call(*given) if _has_gradient(x)])
+        return ctx.call(*given)
 
-    return call, leaves, places
+    return call, inputs, places
 
 
 def _has_gradient(value: Any) -> bool:

@@ -440,19 +440,172 @@ def test_checkpoint_takes_and_returns_what_has_no_gradient() -> None:
     assert_same(grads["x"], 2 * floats(3) * (torch.arange(3) + 1))
 
 
-def test_checkpoint_refuses_a_closure_that_is_differentiated() -> None:
-    td = TensorDict({"x": floats(3)})
+class Scaled(torch.nn.Module):
+    def __init__(self, w: torch.Tensor) -> None:
+        super().__init__()
+        self.w = w
 
-    def wrong(w: torch.Tensor) -> torch.Tensor:
-        return energy(tdfunc.checkpoint(lambda t: t * w)(td))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w
 
-    with pytest.raises(OperandError, match=r"closes over a tensor.*checkpoint\(fn\)\("):
-        tdfunc.grad(wrong)(torch.tensor(1.0))
-    assert levels() == 0
+
+def _inner(w: torch.Tensor) -> Any:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x * w
+
+    return lambda x: inner(x)
+
+
+def _default(x: torch.Tensor, w: Any = None) -> torch.Tensor:
+    return x * w
+
+
+# Functions that hold a tensor, and multiply with it.
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "closure": lambda w: lambda x: x * w,
+    "partial": lambda w: partial(torch.mul, w),
+    "inner closure": _inner,
+    "default": lambda w: partial(_default, w=w),
+    "module": Scaled,
+    "bound method": lambda w: Scaled(w).forward,
+    "tree": lambda w: lambda x: (TensorDict({"w": w}) * x)["w"],
+    "returned": lambda w: lambda x: (w, w * x)[1],
+    "inner map": lambda w: lambda x: torch.vmap(lambda r: r * w)(x.expand(1))[0],
+    "inner checkpoint": lambda w: tdfunc.checkpoint(lambda x: x * w),
+    "both": lambda w: lambda x: tdfunc.checkpoint(lambda y: y * w)(x) * w / w,
+}
+HELD_UNDER: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "grad": lambda f, w: tdfunc.grad(f)(w),
+    "torch's grad": lambda f, w: T.grad(f)(w),
+    "hessian": lambda f, w: tdfunc.hessian(f)(w),
+    "grad of grad": lambda f, w: tdfunc.grad(tdfunc.grad(f))(w),
+    "jvp": lambda f, w: tdfunc.jvp(f, (w,), (w + 1,)),
+    "map of grad": lambda f, w: tdfunc.vmap(tdfunc.grad(f))(w * ramp(3)),
+    "grad of map": lambda f, w: tdfunc.grad(
+        lambda w: tdfunc.vmap(f)(w * ramp(3)).sum()
+    )(w),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_checkpoint_differentiates_what_the_function_holds(holder: str) -> None:
+    hold, x = HOLDERS[holder], torch.tensor(3.0, dtype=torch.float64)
+    w = torch.tensor(2.0, dtype=torch.float64)
+    for transform in HELD_UNDER.values():
+        got = transform(lambda w: tdfunc.checkpoint(hold(w))(x) ** 3, w)
+        expected = transform(lambda w: hold(w)(x) ** 3, w)
+        assert_same(got, expected, exact=False)
+    v = w.clone().requires_grad_()
+    total = torch.vmap(tdfunc.checkpoint(hold(v)))(ramp(3)).sum()
+    assert torch.autograd.grad(total, v)[0] == ramp(3).sum()
+
+
+def test_checkpoint_of_an_argument_that_is_held_too() -> None:
+    w = torch.tensor(2.0)
+    assert tdfunc.grad(lambda w: tdfunc.checkpoint(lambda x: x * w)(w))(w) == 4
+    both = tdfunc.checkpoint(lambda x, w: tdfunc.checkpoint(torch.mul)(x, w) * w)
+    assert tdfunc.grad(both, (0, 1))(torch.tensor(3.0), w) == (4, 12)
     constant = floats(3)
     fn = tdfunc.checkpoint(lambda t: t * constant)
-    grads = tdfunc.grad(lambda t: fn(t)["x"].sum())(td.with_batch_size(3))
+    grads = tdfunc.grad(lambda t: fn(t)["x"].sum())(TensorDict({"x": floats(3)}, 3))
     assert_same(grads["x"], constant)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return tdfunc.checkpoint(self.l)(x)
+
+
+def test_checkpoint_of_a_module_under_functional_call() -> None:
+    net, x = Net(), torch.tensor([1.0, 2.0])
+    loss = lambda p: tdfunc.func.functional_call(net, p, x).sum()  # noqa: E731
+    grads = tdfunc.grad(loss)(tdfunc.from_module(net))
+    assert grads["l", "weight"].tolist() == [[1.0, 2.0]]
+    assert grads["l", "bias"].tolist() == [1.0]
+    # torch's puts the parameters back before they are needed again.
+    old = lambda p: T.functional_call(net, p, x).sum()  # noqa: E731
+    with pytest.raises(OperandError, match=r"no longer holds.*tdfunc.func.functional"):
+        T.grad(old)(dict(net.named_parameters()))
+    assert levels() == 0
+
+
+def test_checkpoint_refuses_to_lose_a_gradient_in_a_transform_inside() -> None:
+    def wrong(w: torch.Tensor) -> torch.Tensor:
+        return tdfunc.checkpoint(lambda x: x * T.grad(lambda v: v**3)(w))(w)
+
+    with pytest.raises(
+        OperandError, match=r"a transform inside it.*checkpoint\(fn\)\("
+    ):
+        tdfunc.grad(wrong)(torch.tensor(1.0))
+    with pytest.raises(OperandError, match="a transform inside it"):
+        tdfunc.jvp(wrong, (torch.tensor(1.0),), (torch.tensor(1.0),))
+    assert levels() == 0
+    right = lambda x, w: x * T.grad(lambda v: v**3)(w)  # noqa: E731
+    again = tdfunc.checkpoint(right)
+    for transform in (tdfunc.grad, tdfunc.hessian, tdfunc.jacfwd):
+        given = (floats(2)[0], floats(2)[1])
+        assert_same(transform(again, (0, 1))(*given), transform(right, (0, 1))(*given))
+    twice = lambda x: torch.vmap(torch.sin)(torch.vmap(torch.exp)(x)).sum()  # noqa: E731
+    for transform in (tdfunc.grad, tdfunc.hessian, tdfunc.jacfwd):
+        got = transform(tdfunc.checkpoint(twice))(floats(2))
+        assert_same(got, transform(twice)(floats(2)))
+
+
+@pytest.mark.parametrize("name", ["grad", "map", "torch's map", "grad of map", "jvp"])
+def test_checkpoint_draws_again_what_it_drew(name: str) -> None:
+    def drop(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.expand(50), 0.5).sum()
+
+    both = tdfunc.grad_and_value(again := tdfunc.checkpoint(drop))
+    one = torch.tensor(1.0)
+    torch.manual_seed(0)
+    if name == "grad":
+        grad, value = both(one)
+    elif name == "map":
+        grad, value = tdfunc.vmap(both, randomness="different")(torch.ones(3))
+    elif name == "torch's map":
+        grad, value = torch.vmap(both, randomness="same")(torch.ones(3))
+    elif name == "jvp":
+        grad, value = tdfunc.jvp(again, (one,), (one,))
+    else:
+        many = tdfunc.vmap(again, randomness="different")
+        grad, value = tdfunc.grad_and_value(lambda x: many(x.expand(3)).sum())(one)
+    assert_same(grad, value)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    if name == "grad":
+        drop(one)
+        assert_same(torch.rand(1), after)
+
+
+def test_checkpoint_computes_again_under_the_same_autocast() -> None:
+    seen: list[torch.dtype] = []
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x @ x).dtype)
+        return x @ x
+
+    with torch.autocast("cpu", torch.bfloat16):
+        out, back = tdfunc.vjp(tdfunc.checkpoint(square), torch.ones(2, 2))
+    back(torch.ones_like(out))
+    assert seen == [torch.bfloat16] * 2
+
+
+def test_checkpoint_returns_what_is_no_tensor() -> None:
+    fn = tdfunc.checkpoint(lambda x: (x * x, None, 3, {"i": x.long(), "s": "t"}))
+
+    def loss(x: torch.Tensor) -> Any:
+        out, *rest = fn(x)
+        assert rest == [None, 3, {"i": 2, "s": "t"}]
+        return out
+
+    assert tdfunc.grad(loss)(torch.tensor(2.0)) == 4
+    nothing = tdfunc.checkpoint(lambda x: None)
+    assert tdfunc.grad(lambda x: (nothing(x), x)[1])(torch.tensor(2.0)) == 1
 
 
 def test_checkpoint_passes_errors_on() -> None:
