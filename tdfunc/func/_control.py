@@ -34,7 +34,7 @@ from tdfunc._core.node import Node
 from tdfunc._ops.convert import detach
 from tdfunc._ops.join import stack
 from tdfunc.errors import OperandError, OptionError, ShapeError, StructureError
-from tdfunc.func._dims import with_dim, without_dim
+from tdfunc.func._dims import as_batch_dim, with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
 if TYPE_CHECKING:
@@ -74,11 +74,13 @@ def scan(
 
     Returns:
         The last carry, and the pytree of all `y`, stacked along a new first (batch)
-        dim. None where `f` returns None. Of no rows the carry is `init`, and `f` is
-        called with a row of zeros to know what `y` looks like.
+        dim, numbers as a tensor. None where `f` returns None. Of no rows the carry is
+        `init`, and `f` is called with a row of zeros to know what `y` looks like.
 
     Raises:
-        OperandError: there is nothing with rows, or the numbers of rows differ.
+        OperandError: there is nothing with rows, or the numbers of rows differ; `y` has
+            what is no tensor, tree, number or None.
+        OptionError: `length` is no number of rows.
         StructureError: `f` returned another kind of carry, or of `y` than before.
 
     Examples:
@@ -91,13 +93,21 @@ def scan(
         >>> total.item(), sums["sum"].tolist()
         (6.0, [1.0, 3.0, 6.0])
     """
+    if length is not None and (
+        not isinstance(length, (int, torch.SymInt)) or length < 0
+    ):
+        raise OptionError(
+            "length is no number of rows", expected="an int >= 0, or None", got=length
+        )
     leaves, layout = flatten(xs)
     if xs is None:
         leaves, layout = [], Layout((), ())
     count = _count(leaves, layout, length)
     if not count:
         return init, _no_rows(f, init, None if xs is None else (leaves, layout))
-    if is_tracing():
+    # torch has no derivative and no rule of vmap for this loop that work in every case;
+    # under a transform the compiler gets the steps one by one.
+    if is_tracing() and not inside_transform():
         return _traced_scan(
             f, init, (leaves, layout, xs is None), count, reverse=reverse
         )
@@ -123,12 +133,16 @@ def _no_rows(
     if rows is not None:
         leaves, layout = rows
         row = _row(layout, [leaf.new_zeros(leaf.shape[1:]) for leaf in leaves])
-    y = _pair(f(init, row))[1]
-    if y is None:
-        return None
-    leaves, layout = flatten(y)
+    leaves, layout = flatten(_pair(f(init, row))[1])
     return layout.rebuilt(
-        [leaf.new_zeros((0, *leaf.shape)) for leaf in leaves],
+        [
+            leaf.new_zeros((0, *leaf.shape))
+            if isinstance(leaf, torch.Tensor)
+            else _joined([leaf])[:0]
+            if leaf is not None
+            else None
+            for leaf in leaves
+        ],
         lambda tree: with_dim(tree, 0, 0, None),
     )
 
@@ -167,8 +181,13 @@ def _count(
             got="xs=None, length=None" if not leaves else "no tensors",
         )
     if any([size != sizes[0] for size in sizes]):
+        own = sizes if length is None else sizes[1:]
+        wrong = [i for i, size in enumerate(own) if size != sizes[0]]
+        where = _place(layout.around(layout.items), wrong[0])
         raise OperandError(
-            "the numbers of rows differ", expected=f"{sizes[0]} rows", got=sizes
+            f"the numbers of rows differ{where}",
+            expected=f"{sizes[0]} rows",
+            got=sizes,
         )
     return sizes[0]
 
@@ -178,20 +197,34 @@ def _row(layout: Layout, leaves: Sequence[Any], dim: int = 0) -> Any:
     return layout.rebuilt(leaves, lambda tree: without_dim(tree, dim))
 
 
-def _check_carry(old: Any, new: Any) -> None:
+def _place(value: Any, i: int, *, leaves: bool = False) -> str:
+    """Return where in a pytree an item is (or a leaf), for the text of an error."""
+    if is_tracing():
+        return ""
+    found, _ = pytree.tree_flatten_with_path(value, None if leaves else is_tree)
+    where = pytree.keystr(found[i][0])
+    return f" at {where}" if where else ""
+
+
+def _shown(value: Any) -> str:
+    # The compiler knows no text of a tensor.
+    return str(pytree.tree_structure(value)) if is_tracing() else repr(value)
+
+
+def _check_carry(old: Any, new: Any, what: str = "the carry") -> None:
     before, layout = flatten(old)
     after, other = flatten(new)
     if not layout.matches(other):
         raise StructureError(
-            "the carry changed its structure", expected=repr(old), got=repr(new)
+            f"{what} changed its structure", expected=_shown(old), got=_shown(new)
         )
-    for x, y in zip(before, after, strict=True):
+    for i, (x, y) in enumerate(zip(before, after, strict=True)):
         same = not isinstance(x, torch.Tensor) or (
             isinstance(y, torch.Tensor) and x.shape == y.shape and x.dtype == y.dtype
         )
         if not same:
             raise StructureError(
-                "the carry changed a shape or dtype",
+                f"{what} changed a shape or dtype{_place(old, i, leaves=True)}",
                 expected=f"{list(x.shape)} of {x.dtype}",
                 got=f"{list(y.shape)} of {y.dtype}"
                 if isinstance(y, torch.Tensor)
@@ -199,10 +232,30 @@ def _check_carry(old: Any, new: Any) -> None:
             )
 
 
-def _stacked(ys: Sequence[Any], dim: int = 0) -> Any:
+def _check_constants(old: Any, new: Any) -> None:
+    """Raise if what is no tensor changes in the carry of a compiled loop."""
+    for x, y in zip(flatten(old)[0], flatten(new)[0], strict=True):
+        if not isinstance(x, torch.Tensor) and (type(x) is not type(y) or x != y):
+            raise OperandError(
+                "a compiled loop can not change what is no tensor in its carry",
+                expected=repr(x),
+                got=repr(y),
+                fix="torch.tensor(...) in the first carry",
+            )
+
+
+def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
+    return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def _among(leaves: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """Return leaves with other tensors in the place of theirs."""
+    others = iter(tensors)
+    return [next(others) if isinstance(x, torch.Tensor) else x for x in leaves]
+
+
+def _stacked(ys: Sequence[Any]) -> Any:
     """Return pytrees of equal structure stacked along a new (batch) dim."""
-    if all([y is None for y in ys]):
-        return None
     parts = [flatten(y) for y in ys]
     layout = parts[0][1]
     for _, other in parts[1:]:
@@ -212,11 +265,32 @@ def _stacked(ys: Sequence[Any], dim: int = 0) -> Any:
                 expected=repr(ys[0]),
                 got=repr(other.items),
             )
-    items: list[Any] = []
-    for column in zip(*[own.items for _, own in parts], strict=True):
-        join = stack if is_tree(column[0]) else torch.stack
-        items.append(join(list(column), dim))
-    return layout.around(items)
+    columns = zip(*[own.items for _, own in parts], strict=True)
+    return layout.around([_joined(list(column)) for column in columns])
+
+
+def _joined(column: list[Any]) -> Any:
+    """Return what all rows have at one place, as one."""
+    first = column[0]
+    if is_tree(first):
+        return stack(column, 0)
+    if isinstance(first, torch.Tensor):
+        return torch.stack(column)
+    if any([(x is None) is not (first is None) for x in column]):
+        raise StructureError(
+            "the function returned another structure than before",
+            expected="None for all rows, or for none",
+            got=repr(column),
+        )
+    if first is None:
+        return None
+    if not all([isinstance(x, (int, float, complex)) for x in column]):
+        raise OperandError(
+            "the function of a scan returns what can not be stacked",
+            expected="tensors, trees, numbers and None",
+            got=repr(first),
+        )
+    return torch.tensor(column)
 
 
 def _traced_scan(
@@ -229,28 +303,39 @@ def _traced_scan(
 ) -> tuple[Any, Any]:
     leaves, layout, bare = rows
     start, carried = flatten(init)
-    given = [torch.arange(count)] if bare else leaves
+    given = leaves or [torch.arange(count)]
 
     def row(parts: Sequence[Any]) -> Any:
-        return None if bare else _row(layout, parts)
+        return None if bare else _row(layout, parts if leaves else ())
 
     # What `y` looks like has to be known outside of the loop. Nothing uses what is
     # computed here, so the compiler drops it.
     first, y = _pair(f(init, row([leaf[0] for leaf in given])))
     _check_carry(init, first)
-    _, results = flatten(y)
+    _check_constants(init, first)
+    made, results = flatten(y)
+    # torch's compiler fails on loops with one result only.
+    spare = max(0, 2 - len(_tensors(start)) - len(_tensors(made)))
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        new, y = f(carried.rebuilt(carry), row(x))
+        own = carry[spare:]
+        new, y = f(carried.rebuilt(_among(start, own)), row(x))
         # torch refuses results that are inputs, or each other.
-        ys = [] if y is None else [leaf.clone() for leaf in flatten(y)[0]]
-        return [leaf.clone() for leaf in flatten(new)[0]], ys
+        ys = [leaf.clone() for leaf in _tensors(flatten(y)[0])]
+        out = [*carry[:spare], *_tensors(flatten(new)[0])]
+        return [leaf.clone() for leaf in out], ys
 
-    last, ys = traced_scan(step, start, given, reverse=reverse)
-    out = None
-    if y is not None:
-        out = results.rebuilt(ys, lambda tree: with_dim(tree, 0, count, None))
-    return carried.rebuilt(last), out
+    begin = [*[torch.zeros(()) for _ in range(spare)], *_tensors(start)]
+    last, ys = traced_scan(step, begin, given, reverse=reverse)
+    found = iter(ys)
+    out = results.rebuilt(
+        [
+            next(found) if isinstance(x, torch.Tensor) else _joined([x] * count)
+            for x in made
+        ],
+        lambda tree: with_dim(tree, 0, count, None),
+    )
+    return carried.rebuilt(_among(start, last[spare:])), out
 
 
 def while_loop(
@@ -284,16 +369,20 @@ def while_loop(
     """
     if is_tracing():
         start, layout = flatten(init)
+        # Only for the structure; the compiler drops what is computed here.
+        first = body_fn(init)
+        _check_carry(init, first)
+        _check_constants(init, first)
 
         def test(*carry: Any) -> Any:
-            return cond_fn(layout.rebuilt(carry))
+            return cond_fn(layout.rebuilt(_among(start, carry)))
 
         def body(*carry: Any) -> tuple[Any, ...]:
-            return tuple(
-                [x.clone() for x in flatten(body_fn(layout.rebuilt(carry)))[0]]
-            )
+            new, _ = flatten(body_fn(layout.rebuilt(_among(start, carry))))
+            return tuple([x.clone() for x in _tensors(new)])
 
-        return layout.rebuilt(traced_while_loop(test, body, tuple(start)))
+        last = traced_while_loop(test, body, tuple(_tensors(start)))
+        return layout.rebuilt(_among(start, last))
     carry = init
     while _is_true(cond_fn(carry)):
         new = body_fn(carry)
@@ -324,14 +413,15 @@ def cond(
     Where `vmap` maps the condition, both are computed and chosen from row by row.
 
     Args:
-        pred: a bool, or a bool tensor without dims.
+        pred: a bool, or a tensor of one element; all but zero counts as true.
         true_fn: a function of pytrees that returns a pytree of tensors and trees.
         false_fn: another, with results of the same structure, shapes and dtypes.
         operands: their arguments.
 
     Raises:
-        StructureError: the results have different structures, where both are
-            computed.
+        OperandError: `pred` has more than one element, or none.
+        StructureError: the results have different structures, shapes or dtypes, where
+            both are computed.
 
     Examples:
         >>> import torch, tdfunc
@@ -341,47 +431,87 @@ def cond(
         ... )(td)["x"].tolist()
         [10.0, -2.0]
     """
+    if isinstance(pred, torch.Tensor) and pred.numel() != 1:
+        raise OperandError(
+            "the condition has no single value",
+            expected="a tensor of one element",
+            got=f"shape {list(pred.shape)}",
+            fix="tdfunc.where or torch.where to choose element by element",
+        )
     if not isinstance(pred, torch.Tensor) or not (is_tracing() or is_mapped(pred)):
         return true_fn(*operands) if pred else false_fn(*operands)
+    pred = (pred if pred.dtype is torch.bool else pred != 0).reshape(())
     if not is_tracing():
-        return _chosen(pred, true_fn(*operands), false_fn(*operands))
+        left, right, results = _branches(true_fn(*operands), false_fn(*operands))
+        return results.rebuilt(
+            [_either(pred, x, y) for x, y in zip(left, right, strict=True)]
+        )
     leaves, layout = flatten(operands)
     # Only for the structure; the compiler drops what is computed here.
-    _, results = flatten(true_fn(*operands))
-    _same(results, flatten(false_fn(*operands))[1], _BRANCHES)
+    left, right, results = _branches(true_fn(*operands), false_fn(*operands))
 
     def branch(fn: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         def call(*given: Any) -> tuple[Any, ...]:
-            out, _ = flatten(fn(*layout.rebuilt(given)))
-            return tuple([leaf.clone() for leaf in out])
+            out, _ = flatten(fn(*layout.rebuilt(_among(leaves, given))))
+            return tuple([leaf.clone() for leaf in _tensors(out)])
 
         return call
 
-    return results.rebuilt(torch.cond(pred, branch(true_fn), branch(false_fn), leaves))
+    found: Any = ()
+    if _tensors(left):
+        one, two = branch(true_fn), branch(false_fn)
+        found = torch.cond(pred, one, two, _tensors(leaves))
+    pairs = zip(_among(left, found), right, strict=True)
+    return results.rebuilt(
+        [x if isinstance(x, torch.Tensor) else _either(pred, x, y) for x, y in pairs]
+    )
 
 
-_BRANCHES = "the branches return different structures"
-
-
-def _chosen(pred: torch.Tensor, one: Any, two: Any) -> Any:
+def _branches(one: Any, two: Any) -> tuple[list[Any], list[Any], Layout]:
+    """Return the leaves of the results of both branches, and their common layout."""
     left, layout = flatten(one)
     right, other = flatten(two)
-    _same(layout, other, _BRANCHES)
-    pairs = zip(left, right, strict=True)
-    return layout.rebuilt([torch.where(pred, x, y) for x, y in pairs])
+    _same(layout, other, "the branches return different structures")
+    for i, (x, y) in enumerate(zip(left, right, strict=True)):
+        if isinstance(x, torch.Tensor) and (x.shape != y.shape or x.dtype != y.dtype):
+            where = _place(one, i, leaves=True)
+            raise StructureError(
+                f"the branches return different shapes or dtypes{where}",
+                expected=f"{list(x.shape)} of {x.dtype}",
+                got=f"{list(y.shape)} of {y.dtype}",
+            )
+    return left, right, layout
+
+
+def _either(pred: torch.Tensor, x: Any, y: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.where(pred, x, y)
+    if type(x) is type(y) and x == y:
+        return x
+    if type(x) is type(y) and isinstance(x, (int, float, complex)):
+        return torch.where(pred, torch.tensor(x), torch.tensor(y))
+    raise StructureError(
+        "the branches return different values that are no tensors",
+        expected=repr(x),
+        got=repr(y),
+    )
 
 
 def _same(one: Layout, two: Layout, problem: str) -> None:
     if not one.matches(two):
         raise StructureError(
             problem,
-            expected=repr(one.items),
-            got=repr(two.items),
+            expected=_shown(one.items),
+            got=_shown(two.items),
         )
 
 
 def associative_scan(
-    fn: Callable[[Any, Any], Any], xs: Any, dim: int = 0, *, reverse: bool = False
+    fn: Callable[[Any, Any], Any],
+    xs: Any,
+    dim: int | str = 0,
+    *,
+    reverse: bool = False,
 ) -> Any:
     """Return all running results of an associative function of two rows.
 
@@ -389,16 +519,18 @@ def associative_scan(
     torch may combine rows in another order.
 
     Args:
-        fn: an associative function of two rows that returns one of the same structure.
+        fn: an associative function of two rows that returns one of the same structure,
+            shapes and dtypes.
         xs: a pytree of tensors and trees.
-        dim: the dim along which they are cut: for a tree a batch dim.
+        dim: the dim along which they are cut: for a tree a batch dim; of trees also
+            its name.
         reverse: begin with the last row.
 
     Raises:
         OperandError: there is nothing with rows, or the numbers of rows differ.
-        OptionError: a negative `dim` is another dim in some arguments.
+        OptionError: a negative `dim`, or a name, is another dim in some arguments.
         ShapeError: an argument has no such dim.
-        StructureError: `fn` returned another structure.
+        StructureError: `fn` returned another structure, shape or dtype.
 
     Examples:
         >>> import torch, tdfunc
@@ -408,15 +540,17 @@ def associative_scan(
     """
     leaves, layout = flatten(xs)
     dim = _row_dim(layout, dim)
-    if not _count(leaves, layout, None, dim):
+    count = _count(leaves, layout, None, dim)
+    if not count or not leaves:
         return xs
     moved = [leaf.movedim(dim, 0) for leaf in leaves]
     if is_tracing():
+        one = _row(layout, [leaf[0] for leaf in moved], dim)
+        # Only for the structure; the compiler drops what is computed here.
+        _check_carry(one, fn(one, one), _ROW)
 
         def combine(a: list[Any], b: list[Any]) -> list[Any]:
-            out, results = flatten(fn(_row(layout, a, dim), _row(layout, b, dim)))
-            _same(layout, results, "the function returns another structure than xs")
-            return out
+            return flatten(fn(_row(layout, a, dim), _row(layout, b, dim)))[0]
 
         flat: Any = traced_associative_scan(
             combine, moved, 0, reverse=reverse, combine_mode="generic"
@@ -425,17 +559,29 @@ def associative_scan(
     rows = [_row(layout, row, dim) for row in zip(*moved, strict=True)]
     if reverse:
         rows.reverse()
-    for i in range(1, len(rows)):
+    for i in range(1, count):
         rows[i] = fn(rows[i - 1], rows[i])
-        results = flatten(rows[i])[1]
-        _same(layout, results, "the function returns another structure than xs")
+        _check_carry(rows[0], rows[i], _ROW)
     if reverse:
         rows.reverse()
-    return _stacked(rows, dim)
+    columns = zip(*[flatten(row)[0] for row in rows], strict=True)
+    return layout.rebuilt([torch.stack(column, dim) for column in columns])
 
 
-def _row_dim(layout: Layout, dim: int) -> int:
+_ROW = "the row"
+
+
+def _row_dim(layout: Layout, dim: int | str) -> int:
     """Return the dim that rows are cut along as an int >= 0."""
+    if isinstance(dim, str):
+        places = {_named_dim(item, dim) for item in layout.items}
+        if len(places) != 1:
+            raise OptionError(
+                f"{dim!r} is not the same dim in all arguments",
+                expected="trees that have it at the same place",
+                got=sorted(places),
+            )
+        return places.pop()
     counts = {item.dim() for item in layout.items if isinstance(item, _ROWS)} - {0}
     if dim < 0 and len(counts) > 1:
         raise OptionError(
@@ -451,6 +597,16 @@ def _row_dim(layout: Layout, dim: int) -> int:
                 got=dim,
             )
     return dim + min(counts) if dim < 0 and counts else dim
+
+
+def _named_dim(item: Any, dim: str) -> int:
+    if isinstance(item, Node):
+        return as_batch_dim(item, dim) or 0
+    raise ShapeError(
+        f"{dim!r} is no dim of all arguments",
+        expected="an int, or trees only",
+        got=type(item).__name__,
+    )
 
 
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
