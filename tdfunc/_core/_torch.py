@@ -89,15 +89,17 @@ __all__ = [
     "fused_adamw",
     "gamma_grad",
     "has_global_module_hooks",
+    "has_tangent",
     "inside_transform",
     "is_batched_at",
     "is_compiling",
-    "is_differentiated",
     "is_followed",
     "is_higher_order",
     "is_mapped",
     "is_returned_mapped",
     "is_tracing",
+    "is_variable",
+    "is_wrapped",
     "load_decompositions",
     "mapped_dim",
     "mark_differentiable",
@@ -105,6 +107,7 @@ __all__ = [
     "pytree",
     "register_trace_constant",
     "remove_batch_dim",
+    "seen_at",
     "traced_associative_scan",
     "traced_inline",
     "traced_scan",
@@ -392,9 +395,33 @@ def is_batched_at(tensor: torch.Tensor, level: int) -> bool:
     return _is_batched(tensor) and _level_of(tensor) == level
 
 
-def is_differentiated(tensor: torch.Tensor) -> bool:
-    """Return whether a transform differentiates with respect to a tensor."""
-    return _is_wrapped is not None and _is_wrapped(tensor) and tensor.requires_grad
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor belongs to a transform of torch.func."""
+    return _is_wrapped is not None and _is_wrapped(tensor)
+
+
+def is_variable(tensor: torch.Tensor) -> bool:
+    """Return whether a transform or autograd differentiates by a tensor, in reverse."""
+    while not tensor.requires_grad:
+        if not is_wrapped(tensor):
+            return False
+        tensor = _inner(tensor)
+    return True
+
+
+def has_tangent(tensor: torch.Tensor, level: int) -> bool:
+    """Return whether `jvp` differentiates by a tensor of this level of transforms."""
+    if forward_ad._current_level < 0:
+        return False
+    with at_level(level):
+        return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def seen_at(tensor: torch.Tensor, level: int) -> torch.Tensor:
+    """Return a tensor without what transforms inside those of `level` put around it."""
+    while is_wrapped(tensor) and _level_of(tensor) > level:
+        tensor = _inner(tensor)
+    return tensor
 
 
 def forget_loaded_specs() -> None:

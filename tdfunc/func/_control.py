@@ -7,32 +7,39 @@ those take tensors, so trees are taken apart around them.
 
 from __future__ import annotations
 
-from types import CellType
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from tdfunc._core._torch import (
+    has_tangent,
     inside_transform,
-    is_differentiated,
     is_mapped,
     is_tracing,
+    is_variable,
+    is_wrapped,
     pytree,
+    seen_at,
     traced_associative_scan,
     traced_scan,
     traced_while_loop,
+    transform_level,
     wraps,
 )
 from tdfunc._core.node import Node
 from tdfunc._ops.convert import detach
 from tdfunc._ops.join import stack
 from tdfunc.errors import OperandError, OptionError, ShapeError, StructureError
-from tdfunc.func._dims import with_dim, without_dim
+from tdfunc.func._dims import as_batch_dim, with_dim, without_dim
 from tdfunc.func._flat import Layout, flatten, is_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
+    from contextlib import AbstractContextManager
 
 __all__ = [
     "associative_scan",
@@ -67,11 +74,13 @@ def scan(
 
     Returns:
         The last carry, and the pytree of all `y`, stacked along a new first (batch)
-        dim. None where `f` returns None. Of no rows the carry is `init`, and `f` is
-        called with a row of zeros to know what `y` looks like.
+        dim, numbers as a tensor. None where `f` returns None. Of no rows the carry is
+        `init`, and `f` is called with a row of zeros to know what `y` looks like.
 
     Raises:
-        OperandError: there is nothing with rows, or the numbers of rows differ.
+        OperandError: there is nothing with rows, or the numbers of rows differ; `y` has
+            what is no tensor, tree, number or None.
+        OptionError: `length` is no number of rows.
         StructureError: `f` returned another kind of carry, or of `y` than before.
 
     Examples:
@@ -84,13 +93,21 @@ def scan(
         >>> total.item(), sums["sum"].tolist()
         (6.0, [1.0, 3.0, 6.0])
     """
+    if length is not None and (
+        not isinstance(length, (int, torch.SymInt)) or length < 0
+    ):
+        raise OptionError(
+            "length is no number of rows", expected="an int >= 0, or None", got=length
+        )
     leaves, layout = flatten(xs)
     if xs is None:
         leaves, layout = [], Layout((), ())
     count = _count(leaves, layout, length)
     if not count:
         return init, _no_rows(f, init, None if xs is None else (leaves, layout))
-    if is_tracing():
+    # torch has no derivative and no rule of vmap for this loop that work in every case;
+    # under a transform the compiler gets the steps one by one.
+    if is_tracing() and not inside_transform():
         return _traced_scan(
             f, init, (leaves, layout, xs is None), count, reverse=reverse
         )
@@ -116,12 +133,16 @@ def _no_rows(
     if rows is not None:
         leaves, layout = rows
         row = _row(layout, [leaf.new_zeros(leaf.shape[1:]) for leaf in leaves])
-    y = _pair(f(init, row))[1]
-    if y is None:
-        return None
-    leaves, layout = flatten(y)
+    leaves, layout = flatten(_pair(f(init, row))[1])
     return layout.rebuilt(
-        [leaf.new_zeros((0, *leaf.shape)) for leaf in leaves],
+        [
+            leaf.new_zeros((0, *leaf.shape))
+            if isinstance(leaf, torch.Tensor)
+            else _joined([leaf])[:0]
+            if leaf is not None
+            else None
+            for leaf in leaves
+        ],
         lambda tree: with_dim(tree, 0, 0, None),
     )
 
@@ -160,8 +181,13 @@ def _count(
             got="xs=None, length=None" if not leaves else "no tensors",
         )
     if any([size != sizes[0] for size in sizes]):
+        own = sizes if length is None else sizes[1:]
+        wrong = [i for i, size in enumerate(own) if size != sizes[0]]
+        where = _place(layout.around(layout.items), wrong[0])
         raise OperandError(
-            "the numbers of rows differ", expected=f"{sizes[0]} rows", got=sizes
+            f"the numbers of rows differ{where}",
+            expected=f"{sizes[0]} rows",
+            got=sizes,
         )
     return sizes[0]
 
@@ -171,20 +197,34 @@ def _row(layout: Layout, leaves: Sequence[Any], dim: int = 0) -> Any:
     return layout.rebuilt(leaves, lambda tree: without_dim(tree, dim))
 
 
-def _check_carry(old: Any, new: Any) -> None:
+def _place(value: Any, i: int, *, leaves: bool = False) -> str:
+    """Return where in a pytree an item is (or a leaf), for the text of an error."""
+    if is_tracing():
+        return ""
+    found, _ = pytree.tree_flatten_with_path(value, None if leaves else is_tree)
+    where = pytree.keystr(found[i][0])
+    return f" at {where}" if where else ""
+
+
+def _shown(value: Any) -> str:
+    # The compiler knows no text of a tensor.
+    return str(pytree.tree_structure(value)) if is_tracing() else repr(value)
+
+
+def _check_carry(old: Any, new: Any, what: str = "the carry") -> None:
     before, layout = flatten(old)
     after, other = flatten(new)
     if not layout.matches(other):
         raise StructureError(
-            "the carry changed its structure", expected=repr(old), got=repr(new)
+            f"{what} changed its structure", expected=_shown(old), got=_shown(new)
         )
-    for x, y in zip(before, after, strict=True):
+    for i, (x, y) in enumerate(zip(before, after, strict=True)):
         same = not isinstance(x, torch.Tensor) or (
             isinstance(y, torch.Tensor) and x.shape == y.shape and x.dtype == y.dtype
         )
         if not same:
             raise StructureError(
-                "the carry changed a shape or dtype",
+                f"{what} changed a shape or dtype{_place(old, i, leaves=True)}",
                 expected=f"{list(x.shape)} of {x.dtype}",
                 got=f"{list(y.shape)} of {y.dtype}"
                 if isinstance(y, torch.Tensor)
@@ -192,10 +232,30 @@ def _check_carry(old: Any, new: Any) -> None:
             )
 
 
-def _stacked(ys: Sequence[Any], dim: int = 0) -> Any:
+def _check_constants(old: Any, new: Any) -> None:
+    """Raise if what is no tensor changes in the carry of a compiled loop."""
+    for x, y in zip(flatten(old)[0], flatten(new)[0], strict=True):
+        if not isinstance(x, torch.Tensor) and (type(x) is not type(y) or x != y):
+            raise OperandError(
+                "a compiled loop can not change what is no tensor in its carry",
+                expected=repr(x),
+                got=repr(y),
+                fix="torch.tensor(...) in the first carry",
+            )
+
+
+def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
+    return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def _among(leaves: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """Return leaves with other tensors in the place of theirs."""
+    others = iter(tensors)
+    return [next(others) if isinstance(x, torch.Tensor) else x for x in leaves]
+
+
+def _stacked(ys: Sequence[Any]) -> Any:
     """Return pytrees of equal structure stacked along a new (batch) dim."""
-    if all([y is None for y in ys]):
-        return None
     parts = [flatten(y) for y in ys]
     layout = parts[0][1]
     for _, other in parts[1:]:
@@ -205,11 +265,32 @@ def _stacked(ys: Sequence[Any], dim: int = 0) -> Any:
                 expected=repr(ys[0]),
                 got=repr(other.items),
             )
-    items: list[Any] = []
-    for column in zip(*[own.items for _, own in parts], strict=True):
-        join = stack if is_tree(column[0]) else torch.stack
-        items.append(join(list(column), dim))
-    return layout.around(items)
+    columns = zip(*[own.items for _, own in parts], strict=True)
+    return layout.around([_joined(list(column)) for column in columns])
+
+
+def _joined(column: list[Any]) -> Any:
+    """Return what all rows have at one place, as one."""
+    first = column[0]
+    if is_tree(first):
+        return stack(column, 0)
+    if isinstance(first, torch.Tensor):
+        return torch.stack(column)
+    if any([(x is None) is not (first is None) for x in column]):
+        raise StructureError(
+            "the function returned another structure than before",
+            expected="None for all rows, or for none",
+            got=repr(column),
+        )
+    if first is None:
+        return None
+    if not all([isinstance(x, (int, float, complex)) for x in column]):
+        raise OperandError(
+            "the function of a scan returns what can not be stacked",
+            expected="tensors, trees, numbers and None",
+            got=repr(first),
+        )
+    return torch.tensor(column)
 
 
 def _traced_scan(
@@ -222,28 +303,39 @@ def _traced_scan(
 ) -> tuple[Any, Any]:
     leaves, layout, bare = rows
     start, carried = flatten(init)
-    given = [torch.arange(count)] if bare else leaves
+    given = leaves or [torch.arange(count)]
 
     def row(parts: Sequence[Any]) -> Any:
-        return None if bare else _row(layout, parts)
+        return None if bare else _row(layout, parts if leaves else ())
 
     # What `y` looks like has to be known outside of the loop. Nothing uses what is
     # computed here, so the compiler drops it.
     first, y = _pair(f(init, row([leaf[0] for leaf in given])))
     _check_carry(init, first)
-    _, results = flatten(y)
+    _check_constants(init, first)
+    made, results = flatten(y)
+    # torch's compiler fails on loops with one result only.
+    spare = max(0, 2 - len(_tensors(start)) - len(_tensors(made)))
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        new, y = f(carried.rebuilt(carry), row(x))
+        own = carry[spare:]
+        new, y = f(carried.rebuilt(_among(start, own)), row(x))
         # torch refuses results that are inputs, or each other.
-        ys = [] if y is None else [leaf.clone() for leaf in flatten(y)[0]]
-        return [leaf.clone() for leaf in flatten(new)[0]], ys
+        ys = [leaf.clone() for leaf in _tensors(flatten(y)[0])]
+        out = [*carry[:spare], *_tensors(flatten(new)[0])]
+        return [leaf.clone() for leaf in out], ys
 
-    last, ys = traced_scan(step, start, given, reverse=reverse)
-    out = None
-    if y is not None:
-        out = results.rebuilt(ys, lambda tree: with_dim(tree, 0, count, None))
-    return carried.rebuilt(last), out
+    begin = [*[torch.zeros(()) for _ in range(spare)], *_tensors(start)]
+    last, ys = traced_scan(step, begin, given, reverse=reverse)
+    found = iter(ys)
+    out = results.rebuilt(
+        [
+            next(found) if isinstance(x, torch.Tensor) else _joined([x] * count)
+            for x in made
+        ],
+        lambda tree: with_dim(tree, 0, count, None),
+    )
+    return carried.rebuilt(_among(start, last[spare:])), out
 
 
 def while_loop(
@@ -277,16 +369,20 @@ def while_loop(
     """
     if is_tracing():
         start, layout = flatten(init)
+        # Only for the structure; the compiler drops what is computed here.
+        first = body_fn(init)
+        _check_carry(init, first)
+        _check_constants(init, first)
 
         def test(*carry: Any) -> Any:
-            return cond_fn(layout.rebuilt(carry))
+            return cond_fn(layout.rebuilt(_among(start, carry)))
 
         def body(*carry: Any) -> tuple[Any, ...]:
-            return tuple(
-                [x.clone() for x in flatten(body_fn(layout.rebuilt(carry)))[0]]
-            )
+            new, _ = flatten(body_fn(layout.rebuilt(_among(start, carry))))
+            return tuple([x.clone() for x in _tensors(new)])
 
-        return layout.rebuilt(traced_while_loop(test, body, tuple(start)))
+        last = traced_while_loop(test, body, tuple(_tensors(start)))
+        return layout.rebuilt(_among(start, last))
     carry = init
     while _is_true(cond_fn(carry)):
         new = body_fn(carry)
@@ -317,14 +413,15 @@ def cond(
     Where `vmap` maps the condition, both are computed and chosen from row by row.
 
     Args:
-        pred: a bool, or a bool tensor without dims.
+        pred: a bool, or a tensor of one element; all but zero counts as true.
         true_fn: a function of pytrees that returns a pytree of tensors and trees.
         false_fn: another, with results of the same structure, shapes and dtypes.
         operands: their arguments.
 
     Raises:
-        StructureError: the results have different structures, where both are
-            computed.
+        OperandError: `pred` has more than one element, or none.
+        StructureError: the results have different structures, shapes or dtypes, where
+            both are computed.
 
     Examples:
         >>> import torch, tdfunc
@@ -334,47 +431,87 @@ def cond(
         ... )(td)["x"].tolist()
         [10.0, -2.0]
     """
+    if isinstance(pred, torch.Tensor) and pred.numel() != 1:
+        raise OperandError(
+            "the condition has no single value",
+            expected="a tensor of one element",
+            got=f"shape {list(pred.shape)}",
+            fix="tdfunc.where or torch.where to choose element by element",
+        )
     if not isinstance(pred, torch.Tensor) or not (is_tracing() or is_mapped(pred)):
         return true_fn(*operands) if pred else false_fn(*operands)
+    pred = (pred if pred.dtype is torch.bool else pred != 0).reshape(())
     if not is_tracing():
-        return _chosen(pred, true_fn(*operands), false_fn(*operands))
+        left, right, results = _branches(true_fn(*operands), false_fn(*operands))
+        return results.rebuilt(
+            [_either(pred, x, y) for x, y in zip(left, right, strict=True)]
+        )
     leaves, layout = flatten(operands)
     # Only for the structure; the compiler drops what is computed here.
-    _, results = flatten(true_fn(*operands))
-    _same(results, flatten(false_fn(*operands))[1], _BRANCHES)
+    left, right, results = _branches(true_fn(*operands), false_fn(*operands))
 
     def branch(fn: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         def call(*given: Any) -> tuple[Any, ...]:
-            out, _ = flatten(fn(*layout.rebuilt(given)))
-            return tuple([leaf.clone() for leaf in out])
+            out, _ = flatten(fn(*layout.rebuilt(_among(leaves, given))))
+            return tuple([leaf.clone() for leaf in _tensors(out)])
 
         return call
 
-    return results.rebuilt(torch.cond(pred, branch(true_fn), branch(false_fn), leaves))
+    found: Any = ()
+    if _tensors(left):
+        one, two = branch(true_fn), branch(false_fn)
+        found = torch.cond(pred, one, two, _tensors(leaves))
+    pairs = zip(_among(left, found), right, strict=True)
+    return results.rebuilt(
+        [x if isinstance(x, torch.Tensor) else _either(pred, x, y) for x, y in pairs]
+    )
 
 
-_BRANCHES = "the branches return different structures"
-
-
-def _chosen(pred: torch.Tensor, one: Any, two: Any) -> Any:
+def _branches(one: Any, two: Any) -> tuple[list[Any], list[Any], Layout]:
+    """Return the leaves of the results of both branches, and their common layout."""
     left, layout = flatten(one)
     right, other = flatten(two)
-    _same(layout, other, _BRANCHES)
-    pairs = zip(left, right, strict=True)
-    return layout.rebuilt([torch.where(pred, x, y) for x, y in pairs])
+    _same(layout, other, "the branches return different structures")
+    for i, (x, y) in enumerate(zip(left, right, strict=True)):
+        if isinstance(x, torch.Tensor) and (x.shape != y.shape or x.dtype != y.dtype):
+            where = _place(one, i, leaves=True)
+            raise StructureError(
+                f"the branches return different shapes or dtypes{where}",
+                expected=f"{list(x.shape)} of {x.dtype}",
+                got=f"{list(y.shape)} of {y.dtype}",
+            )
+    return left, right, layout
+
+
+def _either(pred: torch.Tensor, x: Any, y: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.where(pred, x, y)
+    if type(x) is type(y) and x == y:
+        return x
+    if type(x) is type(y) and isinstance(x, (int, float, complex)):
+        return torch.where(pred, torch.tensor(x), torch.tensor(y))
+    raise StructureError(
+        "the branches return different values that are no tensors",
+        expected=repr(x),
+        got=repr(y),
+    )
 
 
 def _same(one: Layout, two: Layout, problem: str) -> None:
     if not one.matches(two):
         raise StructureError(
             problem,
-            expected=repr(one.items),
-            got=repr(two.items),
+            expected=_shown(one.items),
+            got=_shown(two.items),
         )
 
 
 def associative_scan(
-    fn: Callable[[Any, Any], Any], xs: Any, dim: int = 0, *, reverse: bool = False
+    fn: Callable[[Any, Any], Any],
+    xs: Any,
+    dim: int | str = 0,
+    *,
+    reverse: bool = False,
 ) -> Any:
     """Return all running results of an associative function of two rows.
 
@@ -382,16 +519,18 @@ def associative_scan(
     torch may combine rows in another order.
 
     Args:
-        fn: an associative function of two rows that returns one of the same structure.
+        fn: an associative function of two rows that returns one of the same structure,
+            shapes and dtypes.
         xs: a pytree of tensors and trees.
-        dim: the dim along which they are cut: for a tree a batch dim.
+        dim: the dim along which they are cut: for a tree a batch dim; of trees also
+            its name.
         reverse: begin with the last row.
 
     Raises:
         OperandError: there is nothing with rows, or the numbers of rows differ.
-        OptionError: a negative `dim` is another dim in some arguments.
+        OptionError: a negative `dim`, or a name, is another dim in some arguments.
         ShapeError: an argument has no such dim.
-        StructureError: `fn` returned another structure.
+        StructureError: `fn` returned another structure, shape or dtype.
 
     Examples:
         >>> import torch, tdfunc
@@ -401,15 +540,17 @@ def associative_scan(
     """
     leaves, layout = flatten(xs)
     dim = _row_dim(layout, dim)
-    if not _count(leaves, layout, None, dim):
+    count = _count(leaves, layout, None, dim)
+    if not count or not leaves:
         return xs
     moved = [leaf.movedim(dim, 0) for leaf in leaves]
     if is_tracing():
+        one = _row(layout, [leaf[0] for leaf in moved], dim)
+        # Only for the structure; the compiler drops what is computed here.
+        _check_carry(one, fn(one, one), _ROW)
 
         def combine(a: list[Any], b: list[Any]) -> list[Any]:
-            out, results = flatten(fn(_row(layout, a, dim), _row(layout, b, dim)))
-            _same(layout, results, "the function returns another structure than xs")
-            return out
+            return flatten(fn(_row(layout, a, dim), _row(layout, b, dim)))[0]
 
         flat: Any = traced_associative_scan(
             combine, moved, 0, reverse=reverse, combine_mode="generic"
@@ -418,17 +559,29 @@ def associative_scan(
     rows = [_row(layout, row, dim) for row in zip(*moved, strict=True)]
     if reverse:
         rows.reverse()
-    for i in range(1, len(rows)):
+    for i in range(1, count):
         rows[i] = fn(rows[i - 1], rows[i])
-        results = flatten(rows[i])[1]
-        _same(layout, results, "the function returns another structure than xs")
+        _check_carry(rows[0], rows[i], _ROW)
     if reverse:
         rows.reverse()
-    return _stacked(rows, dim)
+    columns = zip(*[flatten(row)[0] for row in rows], strict=True)
+    return layout.rebuilt([torch.stack(column, dim) for column in columns])
 
 
-def _row_dim(layout: Layout, dim: int) -> int:
+_ROW = "the row"
+
+
+def _row_dim(layout: Layout, dim: int | str) -> int:
     """Return the dim that rows are cut along as an int >= 0."""
+    if isinstance(dim, str):
+        places = {_named_dim(item, dim) for item in layout.items}
+        if len(places) != 1:
+            raise OptionError(
+                f"{dim!r} is not the same dim in all arguments",
+                expected="trees that have it at the same place",
+                got=sorted(places),
+            )
+        return places.pop()
     counts = {item.dim() for item in layout.items if isinstance(item, _ROWS)} - {0}
     if dim < 0 and len(counts) > 1:
         raise OptionError(
@@ -446,20 +599,32 @@ def _row_dim(layout: Layout, dim: int) -> int:
     return dim + min(counts) if dim < 0 and counts else dim
 
 
+def _named_dim(item: Any, dim: str) -> int:
+    if isinstance(item, Node):
+        return as_batch_dim(item, dim) or 0
+    raise ShapeError(
+        f"{dim!r} is no dim of all arguments",
+        expected="an int, or trees only",
+        got=type(item).__name__,
+    )
+
+
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` computed again in the backward pass, instead of kept in memory.
 
-    Works under `grad` and the other transforms, where torch's own checkpoint does not;
-    there, what is to be differentiated must be an argument. A compiled transform is
-    left to the compiler, which decides itself what to keep.
+    Works under `grad` and the other transforms, where torch's own checkpoint does not.
+    Tensors that `fn` holds, such as the parameters of a module, are differentiated as
+    its arguments are. It is computed again with the same random state (of the CPU and
+    the devices of the arguments) and the same autocast. A compiled transform is left to
+    the compiler, which decides itself what to keep.
 
     Args:
         fn: a function of pytrees that returns a pytree of tensors and trees.
 
     Raises:
-        OperandError: under a transform, `fn` closes over a tensor that is
-            differentiated. (What its own closure does not show, such as a tensor in an
-            object, counts as a constant.)
+        OperandError: under a transform, `fn` gives a tensor that it holds, and that is
+            differentiated, to a transform inside it; or it has lost one before it is
+            computed again, as `torch.func.functional_call` takes them away.
         Exception: what `fn` raises.
 
     Examples:
@@ -478,36 +643,175 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
             return _traced_checkpoint(fn, args, kwargs)
         if not inside_transform():
             return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
-        _check_closure(fn)
-        leaves, layout = flatten((args, kwargs))
-        kept: list[Layout] = []
-
-        def call(*given: Any) -> tuple[Any, ...]:
-            own_args, own_kwargs = layout.rebuilt(given)
-            out, results = flatten(fn(*own_args, **own_kwargs))
-            kept.append(results)
-            return tuple(out)
-
-        flat: Any = _Recomputed.apply(call, *leaves)
-        return kept[0].rebuilt(flat)
+        return _checkpoint(fn, args, kwargs)
 
     return recomputed if is_tracing() else wraps(fn)(recomputed)
 
 
-def _check_closure(fn: Callable[..., Any]) -> None:
-    cells: Any = getattr(fn, "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells if cell != _EMPTY]
-    for value in pytree.tree_leaves(held):
-        if isinstance(value, torch.Tensor) and is_differentiated(value):
-            raise OperandError(
-                "a checkpointed function closes over a tensor that is differentiated",
-                expected="all that is differentiated among the arguments",
-                got=f"a tensor of shape {list(value.shape)} in its closure",
-                fix="checkpoint(fn)(x, params) with the tensors as arguments",
-            )
+def _checkpoint(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function under a transform; its derivatives call it again."""
+    leaves, layout = flatten((args, kwargs))
+    places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    restored = _state(leaves)
+    # The values are computed here, on the level of the caller, where tensors that `fn`
+    # holds mean what they mean to it, and of constants, so that no graph is kept.
+    given = list(leaves)
+    for i in places:
+        given[i] = leaves[i].detach()
+    own_args, own_kwargs = layout.rebuilt(given)
+    with _Held(given) as held:
+        out, results = flatten(fn(*own_args, **own_kwargs))
+    out = held.replaced(out)
+    values = [x for x in out if _has_gradient(x)]
+    tensors = [leaves[i] for i in places] + list(held.found.values())
+
+    def call(*inputs: torch.Tensor) -> tuple[Any, ...]:
+        again = list(leaves)
+        for i, x in zip(places, inputs[: len(places)], strict=True):
+            again[i] = x
+        own_args, own_kwargs = layout.rebuilt(again)
+        now = dict(zip(held.found, inputs[len(places) :], strict=True))
+        with restored(), _Replaced(now) if now else nullcontext() as replace:
+            found, _ = flatten(fn(*own_args, **own_kwargs))
+        if replace is not None:
+            found = replace.replaced(found)
+            held.check(replace.met)
+        return tuple([x for x in found if _has_gradient(x)])
+
+    if values:
+        flat: Any = iter(_Recomputed.apply(call, len(values), *values, *tensors))
+        out = [next(flat) if _has_gradient(x) else x for x in out]
+    return results.rebuilt(out)
 
 
-_EMPTY = CellType()
+class _Replaced(TorchFunctionMode):
+    """Gives functions other tensors in the place of those that a function holds.
+
+    Attributes:
+        met: the ids of those that it has met.
+    """
+
+    def __init__(self, others: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._others = others
+        self.met: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = self.replaced((args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+    def replaced(self, values: Any) -> Any:
+        found = {id(x) for x in pytree.tree_leaves(values)}.intersection(self._others)
+        if not found:
+            return values
+        self.met |= found
+        return pytree.tree_map(lambda x: self._others.get(id(x), x), values)
+
+
+class _Held(_Replaced):
+    """Finds what a function holds and is no constant, and makes constants of it.
+
+    Attributes:
+        found: what its derivatives depend on, by the ids of the tensors that it holds.
+    """
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        super().__init__({})
+        # What the function got or made. One of these that dies may leave its id to
+        # another that the function makes, but not to one that it holds.
+        self._known = set(map(id, given))
+        self._level = transform_level()
+        # Kept alive, so that no other tensor has one of the ids.
+        self._held: list[torch.Tensor] = []
+        self.found: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        for x in pytree.tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self._known.add(id(x))
+                self._known.add(id(seen_at(x, self._level)))
+        return out
+
+    def replaced(self, values: Any) -> Any:
+        for x in pytree.tree_leaves(values):
+            if not isinstance(x, torch.Tensor) or id(x) in self._others:
+                continue
+            own = seen_at(x, self._level)
+            if not self._known.isdisjoint((id(x), id(own))):
+                continue
+            if own is not x:
+                if is_variable(own) or has_tangent(own, self._level):
+                    raise OperandError(
+                        "a checkpointed function gives a tensor that it holds, and "
+                        "that is differentiated, to a transform inside it",
+                        expected="such a tensor among the arguments",
+                        got=f"a tensor of shape {list(own.shape)}",
+                        fix="checkpoint(fn)(x, params) with the tensor as an argument",
+                    )
+            elif is_wrapped(x) or x.requires_grad:
+                self._held.append(x)
+                # Another checkpoint around may put something else in its place.
+                self.found[id(x)] = x.view_as(x)
+                self._others[id(x)] = x.detach()
+        return super().replaced(values)
+
+    def check(self, met: set[int]) -> None:
+        """Raise if what was met now is not all that is differentiated.
+
+        Where `torch.func.functional_call` has put back the parameters of a module.
+        """
+        for x in self._held:
+            if id(x) not in met and is_variable(x):
+                raise OperandError(
+                    "a checkpointed function no longer holds a tensor that it held "
+                    "when it was called, and that is differentiated",
+                    expected="the same tensors when it is computed again",
+                    got=f"none of shape {list(x.shape)} that it held",
+                    fix="tdfunc.func.functional_call, which leaves modules as they "
+                    "are, or checkpoint(fn)(x, params)",
+                )
+
+
+def _state(leaves: Sequence[Any]) -> Callable[[], AbstractContextManager[None]]:
+    """Return contexts with the random state and autocast of now, as torch keeps them.
+
+    Of the CPU and the devices of the arguments.
+    """
+    drawn = torch.get_rng_state()
+    devices, states = get_device_states(*leaves)
+    kinds = {"cpu"} | {x.device.type for x in leaves if isinstance(x, torch.Tensor)}
+    casts = [
+        (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        for kind in sorted(kinds)
+        if torch.amp.is_autocast_available(kind)
+    ]
+
+    @contextmanager
+    def restored() -> Generator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices))
+            torch.set_rng_state(drawn)
+            set_device_states(devices, states)
+            for kind, dtype, enabled in casts:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+            yield
+
+    return restored
 
 
 def _traced_checkpoint(
@@ -525,70 +829,73 @@ def _traced_checkpoint(
 
 
 class _Recomputed(torch.autograd.Function):
-    """A function whose derivatives call it again."""
+    """The values of a function, whose derivatives call it again.
+
+    Given the function, the number of values, these, and what they depend on.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: Callable[..., Any], *leaves: Any) -> tuple[Any, ...]:
-        # torch refuses to save an input that is a result too.
-        given = set(map(id, leaves))
-        return tuple(
-            [
-                x.view_as(x) if isinstance(x, torch.Tensor) and id(x) in given else x
-                for x in call(*leaves)
-            ]
-        )
+    def forward(
+        _: Callable[..., Any], count: int, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        # Copies: torch lets nobody write into results that are views of inputs.
+        return tuple([x.clone() for x in tensors[:count]])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        call, *leaves = inputs
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Any, ...],
+        output: Any,  # noqa: ARG004 - torch's signature
+    ) -> None:
+        call, count, *tensors = inputs
         ctx.call = call
-        ctx.kept = [None if isinstance(x, torch.Tensor) else x for x in leaves]
-        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.inexact = [_has_gradient(x) for x in output]
-        ctx.mark_non_differentiable(*[x for x in output if not _has_gradient(x)])
+        ctx.count = count
+        ctx.save_for_backward(*tensors[count:])
+        ctx.save_for_forward(*tensors[count:])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        call, leaves, places = _again(ctx)
-        inputs = [leaves[i] for i in places]
-        both: Any = torch.func.vjp(call, *inputs)
-        _, back = both
-        pairs = zip(cotangents, ctx.inexact, strict=True)
-        found = iter(back(tuple([g for g, c in pairs if c])))
-        grads: list[Any] = [None] * len(leaves)
-        for i in places:
-            grads[i] = next(found)
-        return (None, *grads)
+        call, inputs, places = _again(ctx)
+
+        # As a gradient, not by vjp: that goes back when its level has been left, where
+        # a checkpoint inside the function can not.
+        def product(*own: torch.Tensor) -> Any:
+            pairs = zip(call(*own), cotangents, strict=True)
+            return sum([(x * g.conj()).sum().real for x, g in pairs])
+
+        own: Any = torch.func.grad(product, tuple(range(len(places))))(
+            *[inputs[i] for i in places]
+        )
+        grads: list[Any] = [None] * len(inputs)
+        for i, grad in zip(places, own, strict=True):
+            grads[i] = grad
+        return (None, None, *[None] * ctx.count, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        call, leaves, places = _again(ctx)
-        inputs = [leaves[i] for i in places]
-        given = [tangents[i + 1] for i in places]
-        pairs = zip(given, inputs, strict=True)
+        call, inputs, places = _again(ctx)
+        own = tangents[2 + ctx.count :]
+        primals = [inputs[i] for i in places]
+        pairs = zip([own[i] for i in places], primals, strict=True)
         given = [torch.zeros_like(x) if t is None else t for t, x in pairs]
-        both: Any = torch.func.jvp(call, tuple(inputs), tuple(given))
-        found = iter(both[1])
-        return tuple([next(found) if c else None for c in ctx.inexact])
+        both: Any = torch.func.jvp(call, tuple(primals), tuple(given))
+        return both[1]
 
 
-def _again(ctx: Any) -> tuple[Callable[..., Any], list[Any], list[int]]:
-    """Return a function of what has a gradient, all arguments, and the places of it."""
-    tensors = iter(ctx.saved_tensors)
-    leaves = [next(tensors) if x is None else x for x in ctx.kept]
-    places = [i for i, x in enumerate(leaves) if _has_gradient(x)]
+def _again(ctx: Any) -> tuple[Callable[..., Any], list[torch.Tensor], list[int]]:
+    """Return a function of what has a gradient, all inputs, and the places of it."""
+    inputs = list(ctx.saved_tensors)
+    places = [i for i, x in enumerate(inputs) if _has_gradient(x)]
 
-    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = list(leaves)
-        for i, x in zip(places, inputs, strict=True):
+    def call(*own: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(inputs)
+        for i, x in zip(places, own, strict=True):
             given[i] = x
-        return tuple([x for x in ctx.call(*given) if _has_gradient(x)])
+        return ctx.call(*given)
 
-    return call, leaves, places
+    return call, inputs, places
 
 
 def _has_gradient(value: Any) -> bool:

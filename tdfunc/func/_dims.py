@@ -53,7 +53,9 @@ def in_dims(
         path = as_path(key)
         found = td._schema.find(path)
         if found is None:
-            raise missing(td, path)
+            raise missing(
+                td, path, "td.keys(leaves_only=True) has all that can be named"
+            )
         own = as_batch_dim(td, value, found.surplus)
         dims[found.lo : found.hi] = [own] * (found.hi - found.lo)
     return make(td._schema, tuple(dims), td._statics, size, td._names)

@@ -131,7 +131,9 @@ def _by_mapping(td: Node, mapping: Mapping[Any, Any]) -> list[bool]:
             path = (*prefix, *as_path(key))
             found = td._schema.find(path)
             if found is None:
-                raise missing(td, path)
+                raise missing(
+                    td, path, "td.keys(leaves_only=True) has all that can be named"
+                )
             if isinstance(value, Mapping):
                 pending.append((path, value))
             else:

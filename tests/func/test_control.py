@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 
 import tdfunc
 from tdfunc import TensorDict
@@ -178,6 +179,108 @@ def test_scan_errors() -> None:
         scan(lambda c, x: (c + 1, c if c < 2 else None), zero, td)
 
 
+def refused(error: type[Exception], text: str, fn: Any, *args: Any) -> None:
+    """Assert that a function raises, in eager code and while it is compiled."""
+    with pytest.raises(error, match=text):
+        fn(*args)
+    with pytest.raises(Unsupported) as raised:
+        compiled(fn)(*args)
+    assert error.__name__ in str(raised.value)
+
+
+@HOW
+def test_scan_of_rows_without_tensors_counts_them(how: str) -> None:
+    def steps(rows: Any, length: int | None = None) -> Any:
+        return tdfunc.scan(lambda c, x: (c + 1, x), torch.zeros(()), rows, length)
+
+    total, ys = run(how, steps, TensorDict({}, 3))
+    assert total == 3
+    assert ys.batch_size == (3,)
+    assert run(how, steps, {}, 3) == (3, {})
+    assert run(how, steps, TensorDict({"s": "t"}, 3), 3)[0] == 3
+
+
+@HOW
+def test_scan_takes_and_returns_what_is_no_tensor(how: str) -> None:
+    def steps(x: torch.Tensor) -> Any:
+        def one(c: Any, x: torch.Tensor) -> Any:
+            return (c[0] + x, *c[1:]), {"x": x, "s": None, "n": 3}
+
+        return tdfunc.scan(one, (torch.zeros(()), 0.5, None), x)
+
+    for count in (2, 0):
+        last, ys = run(how, steps, torch.ones(count))
+        assert_same(last, (torch.tensor(float(count)), 0.5, None))
+        assert_same(
+            ys, {"x": torch.ones(count), "s": None, "n": torch.full((count,), 3)}
+        )
+
+
+def test_scan_counts_in_python_only_where_it_is_python() -> None:
+    def steps(x: torch.Tensor) -> Any:
+        return tdfunc.scan(lambda c, x: ((c[0] + x, c[1] + 1), c[1]), (x[0], 0), x)
+
+    last, ys = steps(torch.ones(2))
+    assert last == (3, 2)
+    assert ys.tolist() == [0, 1]
+    with pytest.raises(Unsupported, match="OperandError"):
+        compiled(steps)(torch.ones(2))
+    with pytest.raises(OperandError, match=r"can not be stacked.*'a'"):
+        tdfunc.scan(lambda c, x: (c, "a"), torch.zeros(()), torch.ones(2))
+    rows = iter([None, 1])
+    with pytest.raises(StructureError, match="None for all rows, or for none"):
+        tdfunc.scan(lambda c, x: (c, [next(rows)]), torch.zeros(()), torch.ones(2))
+
+
+@pytest.mark.parametrize("length", [-1, 2.0, "2"])
+def test_scan_refuses_what_is_no_length(length: Any) -> None:
+    def steps(x: torch.Tensor) -> Any:
+        return tdfunc.scan(lambda c, x: (c, c), x, None, length)
+
+    refused(OptionError, "length is no number of rows", steps, torch.ones(2))
+
+
+def test_scan_errors_say_where() -> None:
+    zero, ones = torch.zeros(()), torch.ones
+    keep = lambda c, x: (c, None)  # noqa: E731
+    with pytest.raises(OperandError, match=r"differ at \['b'\]\[0\] .*\[2, 3\]"):
+        tdfunc.scan(keep, zero, {"a": ones(2), "b": [ones(3)]})
+    with pytest.raises(OperandError, match=r"differ at \['b'\] .*\[2, 2, 3\]"):
+        tdfunc.scan(keep, zero, {"a": ones(2), "b": ones(3)}, 2)
+    td = TensorDict({"w": ones(2), "n": {"k": ones(2)}})
+    wide = {("n", "k"): lambda x: x.double()}
+    with pytest.raises(StructureError, match=r"dtype at \['p'\]\[\('n', 'k'\)\]"):
+        tdfunc.scan(
+            lambda c, x: ({"p": c["p"].update_with(wide)}, None), {"p": td}, ones(2)
+        )
+
+
+@pytest.mark.parametrize("name", ["grad", "map", "map of grad", "jvp"])
+def test_scan_compiles_under_transforms(name: str) -> None:
+    def last(x: torch.Tensor) -> torch.Tensor:
+        start = torch.ones(2, dtype=torch.float64)
+        return tdfunc.scan(lambda c, x: (c * x, None), start, x)[0].sum()
+
+    fn: Any = {
+        "grad": lambda x: tdfunc.grad(last)(x[0]),
+        "map": tdfunc.vmap(last),
+        "map of grad": tdfunc.vmap(tdfunc.grad(last)),
+        "jvp": lambda x: tdfunc.jvp(last, (x[0],), (x[1],)),
+    }[name]
+    x = floats(2, 3, 2)
+    assert_same(compiled(fn)(x), fn(x), exact=False)
+
+
+@pytest.mark.slow
+def test_loops_of_one_carry_compile_to_kernels() -> None:
+    torch._dynamo.reset()
+    add = lambda c, x: (c + x, None)  # noqa: E731
+    total = torch.compile(
+        lambda x: tdfunc.scan(add, torch.zeros(2), x)[0], fullgraph=True
+    )
+    assert total(torch.ones(3, 2)).tolist() == [3.0, 3.0]
+
+
 # while_loop
 
 
@@ -214,6 +317,34 @@ def test_while_loop_may_not_run_at_all_and_has_derivatives() -> None:
 
     expected = T.grad(lambda x: (x**2 * x**2).sum())(x)
     assert_same(tdfunc.grad(thrice)(x), expected, exact=False)
+
+
+def test_compiled_while_loop_checks_the_carry() -> None:
+    def swapped(x: torch.Tensor) -> Any:
+        return tdfunc.while_loop(
+            lambda t: t["n"] < 3,
+            lambda t: {"n": t["n"] + 1, "x": t["x"] ** 2},
+            {"x": x, "n": torch.tensor(0.0)},
+        )
+
+    def lost(x: torch.Tensor) -> Any:
+        return tdfunc.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1,), (x, x))
+
+    def wider(x: torch.Tensor) -> Any:
+        return tdfunc.while_loop(lambda c: c < 3, lambda c: c.double() + 1, x)
+
+    x = torch.tensor(1.5)
+    refused(StructureError, "carry changed its structure", swapped, x)
+    refused(StructureError, "carry changed its structure", lost, x)
+    refused(StructureError, "float32.*float64", wider, x)
+
+    def counted(x: torch.Tensor) -> Any:
+        return tdfunc.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1], None), (x, 2, None)
+        )
+
+    assert_same(counted(x), (torch.tensor(3.5), 2, None))
+    assert_same(compiled(counted)(x), counted(x))
 
 
 def test_while_loop_errors() -> None:
@@ -297,6 +428,62 @@ def test_cond_is_differentiated() -> None:
         assert_same(grads, floats(3).cos() if flag else torch.ones(3).double())
 
 
+def _cond(one: Any, two: Any, test: Any = lambda x: x > 0) -> Any:
+    return lambda x: tdfunc.cond(test(x), one, two, (x,))
+
+
+@pytest.mark.parametrize(
+    "test", [lambda x: x - 1, lambda x: (x - 1)[None]], ids=["number", "one element"]
+)
+def test_cond_takes_a_number_as_if_does(test: Any) -> None:
+    fn = _cond(torch.exp, torch.neg, test)
+    x = torch.tensor([1.0, 2.0])
+    expected = torch.stack([-x[0], x[1].exp()])
+    assert_same(tdfunc.vmap(fn)(x), expected)
+    assert_same(torch.stack([fn(x[0]), fn(x[1])]), expected)
+    again = compiled(fn)
+    assert_same(torch.stack([again(x[0]), again(x[1])]), expected)
+
+
+def test_cond_refuses_branches_that_do_not_fit() -> None:
+    x = torch.tensor([1.0, -1.0])
+    for wrong in (lambda x: x.expand(3), lambda x: x.double()):
+        fn = _cond(wrong, lambda x: x)
+        with pytest.raises(StructureError, match="different shapes or dtypes"):
+            tdfunc.vmap(fn)(x)
+        with pytest.raises(Unsupported, match="StructureError"):
+            compiled(fn)(x[0])
+    named = _cond(lambda x: {"a": x.double()}, lambda x: {"a": x})
+    with pytest.raises(StructureError, match=r"dtypes at \['a'\].*float64.*float32"):
+        tdfunc.vmap(named)(x)
+    with pytest.raises(StructureError, match=r"no tensors.*expected 'a'.*got 'b'"):
+        tdfunc.vmap(_cond(lambda x: "a", lambda x: "b"))(x)
+    fn = lambda x: tdfunc.cond(x > 0, torch.exp, torch.neg, (x,))  # noqa: E731
+    refused(OperandError, r"no single value.*\[2\]", fn, x)
+    assert levels() == 0
+
+
+def test_cond_returns_what_is_no_tensor() -> None:
+    one, two = (lambda x: (x * 2, None, 3, 1)), (lambda x: (x, None, 3, 2))
+    seen: list[Any] = []
+
+    def fn(x: torch.Tensor) -> Any:
+        out, *rest, number = _cond(one, two)(x)
+        seen.append(rest)
+        return out, number
+
+    expected = (torch.tensor([2.0, -1.0]), torch.tensor([1, 2]))
+    assert_same(tdfunc.vmap(fn)(torch.tensor([1.0, -1.0])), expected)
+    assert seen == [[None, 3]]
+    out = compiled(_cond(one, two))(torch.tensor(1.0))
+    assert out == (2, None, 3, 1)
+    given = compiled(
+        lambda x: tdfunc.cond(x > 0, lambda t: t[0], lambda t: -t[0], ((x, None),))
+    )
+    assert given(torch.tensor(-1.0)) == 1
+    assert compiled(_cond(lambda x: None, lambda x: None))(torch.tensor(1.0)) is None
+
+
 # associative_scan
 
 
@@ -335,6 +522,40 @@ def test_associative_scan_of_one_row_and_of_pytrees() -> None:
     assert_same(out["b"][0], torch.stack([b[0], second, second * a[2] + b[2]]))
 
 
+@HOW
+@pytest.mark.parametrize("dim", [0, 1, "t", "b"])
+def test_associative_scan_keeps_names_and_takes_them(how: str, dim: Any) -> None:
+    td = TensorDict({"a": floats(3, 2), "s": "q"}, [3, 2], names=["t", "b"])
+    out = run(how, lambda t: tdfunc.associative_scan(lambda a, b: a + b, t, dim), td)
+    assert out.names == ("t", "b")
+    assert out["s"] == "q"
+    expected = td["a"].cumsum(dim if isinstance(dim, int) else "tb".index(dim))
+    assert_same(out["a"], expected, exact=False)
+
+
+@HOW
+def test_associative_scan_without_tensors(how: str) -> None:
+    td = TensorDict({"s": "t"}, 3, names=["n"])
+    out = run(how, lambda t: tdfunc.associative_scan(lambda a, b: a, t), td)
+    assert out.batch_size == (3,)
+    assert out["s"] == "t"
+
+
+def test_associative_scan_refuses_other_rows() -> None:
+    td = rows().drop("q")
+    for wrong in (lambda a, b: b.double(), lambda a, b: b.set("r", b["r"][None])):
+        fn = lambda t, f=wrong: tdfunc.associative_scan(f, t)  # noqa: E731
+        refused(StructureError, "row changed a shape or dtype", fn, td.float())
+    add = lambda a, b: a  # noqa: E731
+    with pytest.raises(ShapeError, match="'q' is no batch dim"):
+        tdfunc.associative_scan(add, td, "q")
+    with pytest.raises(ShapeError, match=r"'time' is no dim of all.*Tensor"):
+        tdfunc.associative_scan(add, (td, floats(4)), "time")
+    other = TensorDict({"x": floats(2, 4)}, [2, 4], names=[None, "time"])
+    with pytest.raises(OptionError, match=r"'time' is not the same dim.*\[0, 1\]"):
+        tdfunc.associative_scan(add, (td, other), "time")
+
+
 def test_associative_scan_errors() -> None:
     td = rows()
     add = lambda a, b: a + b  # noqa: E731
@@ -349,7 +570,7 @@ def test_associative_scan_errors() -> None:
         tdfunc.associative_scan(add, {}, -1)
     with pytest.raises(OperandError, match="no rows in this"):
         tdfunc.associative_scan(add, torch.tensor(1.0))
-    with pytest.raises(StructureError, match="another structure"):
+    with pytest.raises(StructureError, match="the row changed its structure"):
         tdfunc.associative_scan(lambda a, b: a.drop("r"), td)
 
 
@@ -440,19 +661,172 @@ def test_checkpoint_takes_and_returns_what_has_no_gradient() -> None:
     assert_same(grads["x"], 2 * floats(3) * (torch.arange(3) + 1))
 
 
-def test_checkpoint_refuses_a_closure_that_is_differentiated() -> None:
-    td = TensorDict({"x": floats(3)})
+class Scaled(torch.nn.Module):
+    def __init__(self, w: torch.Tensor) -> None:
+        super().__init__()
+        self.w = w
 
-    def wrong(w: torch.Tensor) -> torch.Tensor:
-        return energy(tdfunc.checkpoint(lambda t: t * w)(td))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w
 
-    with pytest.raises(OperandError, match=r"closes over a tensor.*checkpoint\(fn\)\("):
-        tdfunc.grad(wrong)(torch.tensor(1.0))
-    assert levels() == 0
+
+def _inner(w: torch.Tensor) -> Any:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x * w
+
+    return lambda x: inner(x)
+
+
+def _default(x: torch.Tensor, w: Any = None) -> torch.Tensor:
+    return x * w
+
+
+# Functions that hold a tensor, and multiply with it.
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "closure": lambda w: lambda x: x * w,
+    "partial": lambda w: partial(torch.mul, w),
+    "inner closure": _inner,
+    "default": lambda w: partial(_default, w=w),
+    "module": Scaled,
+    "bound method": lambda w: Scaled(w).forward,
+    "tree": lambda w: lambda x: (TensorDict({"w": w}) * x)["w"],
+    "returned": lambda w: lambda x: (w, w * x)[1],
+    "inner map": lambda w: lambda x: torch.vmap(lambda r: r * w)(x.expand(1))[0],
+    "inner checkpoint": lambda w: tdfunc.checkpoint(lambda x: x * w),
+    "both": lambda w: lambda x: tdfunc.checkpoint(lambda y: y * w)(x) * w / w,
+}
+HELD_UNDER: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "grad": lambda f, w: tdfunc.grad(f)(w),
+    "torch's grad": lambda f, w: T.grad(f)(w),
+    "hessian": lambda f, w: tdfunc.hessian(f)(w),
+    "grad of grad": lambda f, w: tdfunc.grad(tdfunc.grad(f))(w),
+    "jvp": lambda f, w: tdfunc.jvp(f, (w,), (w + 1,)),
+    "map of grad": lambda f, w: tdfunc.vmap(tdfunc.grad(f))(w * ramp(3)),
+    "grad of map": lambda f, w: tdfunc.grad(
+        lambda w: tdfunc.vmap(f)(w * ramp(3)).sum()
+    )(w),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_checkpoint_differentiates_what_the_function_holds(holder: str) -> None:
+    hold, x = HOLDERS[holder], torch.tensor(3.0, dtype=torch.float64)
+    w = torch.tensor(2.0, dtype=torch.float64)
+    for transform in HELD_UNDER.values():
+        got = transform(lambda w: tdfunc.checkpoint(hold(w))(x) ** 3, w)
+        expected = transform(lambda w: hold(w)(x) ** 3, w)
+        assert_same(got, expected, exact=False)
+    v = w.clone().requires_grad_()
+    total = torch.vmap(tdfunc.checkpoint(hold(v)))(ramp(3)).sum()
+    assert torch.autograd.grad(total, v)[0] == ramp(3).sum()
+
+
+def test_checkpoint_of_an_argument_that_is_held_too() -> None:
+    w = torch.tensor(2.0)
+    assert tdfunc.grad(lambda w: tdfunc.checkpoint(lambda x: x * w)(w))(w) == 4
+    both = tdfunc.checkpoint(lambda x, w: tdfunc.checkpoint(torch.mul)(x, w) * w)
+    assert tdfunc.grad(both, (0, 1))(torch.tensor(3.0), w) == (4, 12)
     constant = floats(3)
     fn = tdfunc.checkpoint(lambda t: t * constant)
-    grads = tdfunc.grad(lambda t: fn(t)["x"].sum())(td.with_batch_size(3))
+    grads = tdfunc.grad(lambda t: fn(t)["x"].sum())(TensorDict({"x": floats(3)}, 3))
     assert_same(grads["x"], constant)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return tdfunc.checkpoint(self.l)(x)
+
+
+def test_checkpoint_of_a_module_under_functional_call() -> None:
+    net, x = Net(), torch.tensor([1.0, 2.0])
+    loss = lambda p: tdfunc.func.functional_call(net, p, x).sum()  # noqa: E731
+    grads = tdfunc.grad(loss)(tdfunc.from_module(net))
+    assert grads["l", "weight"].tolist() == [[1.0, 2.0]]
+    assert grads["l", "bias"].tolist() == [1.0]
+    # torch's puts the parameters back before they are needed again.
+    old = lambda p: T.functional_call(net, p, x).sum()  # noqa: E731
+    with pytest.raises(OperandError, match=r"no longer holds.*tdfunc.func.functional"):
+        T.grad(old)(dict(net.named_parameters()))
+    assert levels() == 0
+
+
+def test_checkpoint_refuses_to_lose_a_gradient_in_a_transform_inside() -> None:
+    def wrong(w: torch.Tensor) -> torch.Tensor:
+        return tdfunc.checkpoint(lambda x: x * T.grad(lambda v: v**3)(w))(w)
+
+    with pytest.raises(
+        OperandError, match=r"a transform inside it.*checkpoint\(fn\)\("
+    ):
+        tdfunc.grad(wrong)(torch.tensor(1.0))
+    with pytest.raises(OperandError, match="a transform inside it"):
+        tdfunc.jvp(wrong, (torch.tensor(1.0),), (torch.tensor(1.0),))
+    assert levels() == 0
+    right = lambda x, w: x * T.grad(lambda v: v**3)(w)  # noqa: E731
+    again = tdfunc.checkpoint(right)
+    for transform in (tdfunc.grad, tdfunc.hessian, tdfunc.jacfwd):
+        given = (floats(2)[0], floats(2)[1])
+        assert_same(transform(again, (0, 1))(*given), transform(right, (0, 1))(*given))
+    twice = lambda x: torch.vmap(torch.sin)(torch.vmap(torch.exp)(x)).sum()  # noqa: E731
+    for transform in (tdfunc.grad, tdfunc.hessian, tdfunc.jacfwd):
+        got = transform(tdfunc.checkpoint(twice))(floats(2))
+        assert_same(got, transform(twice)(floats(2)))
+
+
+@pytest.mark.parametrize("name", ["grad", "map", "torch's map", "grad of map", "jvp"])
+def test_checkpoint_draws_again_what_it_drew(name: str) -> None:
+    def drop(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.expand(50), 0.5).sum()
+
+    both = tdfunc.grad_and_value(again := tdfunc.checkpoint(drop))
+    one = torch.tensor(1.0)
+    torch.manual_seed(0)
+    if name == "grad":
+        grad, value = both(one)
+    elif name == "map":
+        grad, value = tdfunc.vmap(both, randomness="different")(torch.ones(3))
+    elif name == "torch's map":
+        grad, value = torch.vmap(both, randomness="same")(torch.ones(3))
+    elif name == "jvp":
+        grad, value = tdfunc.jvp(again, (one,), (one,))
+    else:
+        many = tdfunc.vmap(again, randomness="different")
+        grad, value = tdfunc.grad_and_value(lambda x: many(x.expand(3)).sum())(one)
+    assert_same(grad, value)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    if name == "grad":
+        drop(one)
+        assert_same(torch.rand(1), after)
+
+
+def test_checkpoint_computes_again_under_the_same_autocast() -> None:
+    seen: list[torch.dtype] = []
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x @ x).dtype)
+        return x @ x
+
+    with torch.autocast("cpu", torch.bfloat16):
+        out, back = tdfunc.vjp(tdfunc.checkpoint(square), torch.ones(2, 2))
+    back(torch.ones_like(out))
+    assert seen == [torch.bfloat16] * 2
+
+
+def test_checkpoint_returns_what_is_no_tensor() -> None:
+    fn = tdfunc.checkpoint(lambda x: (x * x, None, 3, {"i": x.long(), "s": "t"}))
+
+    def loss(x: torch.Tensor) -> Any:
+        out, *rest = fn(x)
+        assert rest == [None, 3, {"i": 2, "s": "t"}]
+        return out
+
+    assert tdfunc.grad(loss)(torch.tensor(2.0)) == 4
+    nothing = tdfunc.checkpoint(lambda x: None)
+    assert tdfunc.grad(lambda x: (nothing(x), x)[1])(torch.tensor(2.0)) == 1
 
 
 def test_checkpoint_passes_errors_on() -> None:

@@ -658,3 +658,14 @@ def test_threads_differentiate_at_once() -> None:
         for i, out in enumerate(pool.map(work, range(8))):
             expected = T.grad(lambda t: energy(t) * (i + 1))(td.drop("k"))["x"]  # noqa: B023
             assert_same(out, expected)
+
+
+def test_the_error_of_a_missing_entry_names_a_call_that_helps() -> None:
+    td = TensorDict({"w": torch.ones(2)}, 2)
+    for call in (
+        lambda: tdfunc.grad(lambda t: t["w"].sum(), wrt="zz")(td),
+        lambda: tdfunc.partition(td, {"zz": True}),
+        lambda: tdfunc.in_dims(td, 0, {"zz": None}),
+    ):
+        with pytest.raises(MissingKeyError, match=r"to fix: td.keys\(leaves_only=True"):
+            call()
