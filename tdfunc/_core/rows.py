@@ -129,7 +129,7 @@ class Table:
         codes: the code of each.
     """
 
-    __slots__ = ("_places", "codes", "values")
+    __slots__ = ("__weakref__", "_places", "codes", "values")
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self.values = values

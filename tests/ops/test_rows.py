@@ -1091,3 +1091,12 @@ def test_what_makes_and_joins_texts_compiles(name: str) -> None:
         assert got.to_dict().keys() == expected.to_dict().keys()
         if name != "equals":
             assert got["t"] == expected["t"]
+
+
+def test_joining_texts_compiles_with_aot_autograd() -> None:
+    fn: Any = torch.compile(
+        lambda a, b: tdfunc.stack([a, b]), fullgraph=True, backend="aot_eager"
+    )
+    td = TensorDict({"a": ramp(3), "t": ["p", "q", "r"]}, 3)
+    other = td.set("t", ["r", "x", "y"])
+    assert fn(td, other).equal(tdfunc.stack([td, other]))
