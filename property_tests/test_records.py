@@ -49,7 +49,7 @@ CHANGE_ENTRIES = {
     *("set", "update", "drop", "select", "exclude", "rename_key", "rename_keys"),
     *("flatten_keys", "unflatten_keys", "split_keys", "filter_empty", "merge"),
     *("filter_non_tensor", "replace", "partition", "combine", "empty"),
-    *("cat_tensors", "stack_tensors"),
+    *("cat_tensors", "stack_tensors", "nn.ProbabilisticTensorDictModule"),
 }
 # These return something else than a tree of the class of what they are given.
 OTHER_RESULTS = {

@@ -344,7 +344,12 @@ class GradLevel:
 
     def __enter__(self) -> int:
         self._refused = _hooks_refused()
-        _refuse_hooks(_HOOKS)
+        try:
+            _refuse_hooks(_HOOKS)
+        except BaseException:
+            # There are hooks already; torch says so, and refuses new ones from now on.
+            self._restore_hooks()
+            raise
         self._enabled = torch.is_grad_enabled()
         level = _enter_grad()
         _set_grad(True)  # noqa: FBT003 - torch's signature
@@ -353,6 +358,9 @@ class GradLevel:
     def __exit__(self, *error: object) -> None:
         _set_grad(self._enabled)
         _leave_grad()
+        self._restore_hooks()
+
+    def _restore_hooks(self) -> None:
         if self._refused is None:
             _allow_hooks()
         else:

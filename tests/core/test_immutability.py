@@ -14,7 +14,7 @@ import torch
 import tdfunc
 from tdfunc import TensorDict
 from tdfunc._core.node import PURE_SPELLINGS
-from tdfunc._ops import logic, order, reduce, unary
+from tdfunc._ops import logic, order, reduce, special, unary
 from tdfunc.errors import ImmutableError, PureNameError, TdfuncError
 from tests.cases import fingerprint, ramp
 
@@ -214,7 +214,7 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
     math |= {"pack", "ravel", "state_dict", "load_state_dict"}
     # With keywords that have no default, or for machines with a GPU.
     math |= {"cat_tensors", "stack_tensors", "cuda"}
-    math |= {"cosine_similarity", "tree_dot", "polyak"}
+    math |= {"cosine_similarity", "tree_dot", "polyak", *special.__all__}
     # Makers of trees, and conversions with arguments of their own kinds.
     makers = {n for n in dir(td) if n.startswith("from_") or n.endswith("_like")}
     makers |= {"fromkeys", "at"} | {n for n in dir(td) if n.startswith("to_")}

@@ -494,6 +494,8 @@ def test_saved_tensor_hooks_are_refused_as_by_torch() -> None:
         assert got == outcome(lambda: call(T.grad))  # noqa: B023
         assert "saved tensor hooks" in got[1]
         assert levels() == 0
+        with torch.autograd.graph.save_on_cpu():  # refused within transforms only
+            torch.ones(2, requires_grad=True).exp()
 
 
 # Parts of trees
