@@ -537,11 +537,11 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
     from fields, never when an operation or a transform makes one; it may check and
     raises to refuse, but can not assign.
 
-    Args:
-        batch_size: the leading dims that every tensor has, ``[]`` by default; a
-            keyword after the fields, as are the next two.
-        device: where to move the tensors, None to leave them where they are.
-        names: one name (or None) for every batch dim.
+    The constructor takes, as keywords after the fields:
+
+    - ``batch_size``: the leading dims that every tensor has, ``[]`` by default.
+    - ``device``: where to move the tensors, None to leave them where they are.
+    - ``names``: one name (or None) for every batch dim.
 
     Options of the class, as ``class Obs(TensorClass, autocast=True)``:
 
