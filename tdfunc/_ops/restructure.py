@@ -431,7 +431,7 @@ def _chosen(
             if choose(path, leaf):
                 out.append(path)
         except Exception as error:
-            error.add_note(f"tdfunc: at {show_path(path)}")
+            noting(error, path)
             raise
     return tuple(out)
 
@@ -662,7 +662,7 @@ def _decided(
         try:
             value = choose(entry_at(whole, path), entry_at(tree, path))
         except Exception as error:
-            error.add_note(f"tdfunc: at {show_path(path)}")
+            noting(error, path)
             raise
         if static and not isinstance(value, NonTensorData):
             value = NonTensorData(value)
