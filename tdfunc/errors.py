@@ -18,17 +18,22 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchSizeError",
     "FieldError",
+    "FileFormatError",
+    "FormatLimitError",
     "ImmutableError",
     "InvalidKeyError",
     "InvalidLeafError",
+    "MissingFileError",
     "MissingKeyError",
     "NotFiniteError",
     "OperandError",
     "OptionError",
     "PathThroughLeafError",
+    "PickleRefusedError",
     "PureNameError",
     "ShapeError",
     "StructureError",
+    "TargetExistsError",
     "TdfuncError",
     "TreeIndexError",
 ]
@@ -148,6 +153,26 @@ class PureNameError(TdfuncError, AttributeError):
 
 class FieldError(TdfuncError, AttributeError, KeyError, TypeError):
     """A field that the class of a record does not declare, or that is not there."""
+
+
+class FileFormatError(TdfuncError, ValueError):
+    """A file is broken, or does not hold what it should; the message names it."""
+
+
+class FormatLimitError(TdfuncError, ValueError, TypeError):
+    """A file format can not hold an entry; nothing was written."""
+
+
+class PickleRefusedError(TdfuncError, ValueError, TypeError):
+    """A value needs pickle, which was not allowed; nothing was read or written of it."""
+
+
+class MissingFileError(TdfuncError, FileNotFoundError):
+    """A file that should be there is not."""
+
+
+class TargetExistsError(TdfuncError, FileExistsError):
+    """Something is already where a tree is to be saved."""
 
 
 def show_path(path: Path) -> str:

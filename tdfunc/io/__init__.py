@@ -1,0 +1,1 @@
+"""Trees in files: memory-mapped directories, archives, single files, safetensors."""
