@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tdfunc.io._options import Compression
 
-__all__ = ["Member", "Writer", "exactly", "has_member", "index", "pieces"]
+__all__ = ["Member", "Writer", "has_member", "index", "is_plain", "pieces"]
 
 STORED, DEFLATE, BZIP2, LZMA = 0, 8, 12, 14
 METHODS: dict[Compression, int] = {"deflate": DEFLATE, "bzip2": BZIP2, "lzma": LZMA}
@@ -111,7 +111,7 @@ def broken(file: str, member: str | None, why: str, got: object = None) -> Excep
     return FileFormatError(f"{where}: {why}", got=got)
 
 
-def exactly(descriptor: int, count: int, offset: int, file: str) -> bytes:
+def _exactly(descriptor: int, count: int, offset: int, file: str) -> bytes:
     """Return bytes of a file.
 
     Raises:
@@ -141,7 +141,7 @@ class _Directory(NamedTuple):
 def _directory(descriptor: int, file: str) -> _Directory:
     size = os.fstat(descriptor).st_size
     reach = min(size, _END.size + _MAX16)
-    tail = exactly(descriptor, reach, size - reach, file)
+    tail = _exactly(descriptor, reach, size - reach, file)
     at = tail.rfind(b"PK\5\6")
     while at >= 0 and reach - at - _END.size != int.from_bytes(
         tail[at + 20 : at + 22], "little"
@@ -153,7 +153,7 @@ def _directory(descriptor: int, file: str) -> _Directory:
     end = size - reach + at
     found = (disk, first, here, count, length, start)
     if end >= _LOCATOR.size:
-        locator = exactly(descriptor, _LOCATOR.size, end - _LOCATOR.size, file)
+        locator = _exactly(descriptor, _LOCATOR.size, end - _LOCATOR.size, file)
         if locator.startswith(b"PK\6\7"):
             end, found = _directory64(descriptor, locator, end, found, file)
     disk, first, here, count, length, start = found
@@ -161,7 +161,7 @@ def _directory(descriptor: int, file: str) -> _Directory:
         raise broken(file, None, "it is one part of an archive of several files")
     if start + length != end or _CENTRAL.size * count > length:
         raise broken(file, None, "its list of members is not where it should be")
-    return _Directory(exactly(descriptor, length, start, file), count, start)
+    return _Directory(_exactly(descriptor, length, start, file), count, start)
 
 
 def _directory64(
@@ -173,7 +173,7 @@ def _directory64(
         raise broken(file, None, "it is one part of an archive of several files")
     if start + _END64.size + _LOCATOR.size > end:
         raise broken(file, None, "its 64-bit end record is not where it should be")
-    fields = _END64.unpack(exactly(descriptor, _END64.size, start, file))
+    fields = _END64.unpack(_exactly(descriptor, _END64.size, start, file))
     if fields[0] != b"PK\6\6" or start + 12 + fields[1] + _LOCATOR.size != end:
         raise broken(file, None, "its 64-bit end record is broken")
     long = fields[4:]
@@ -272,9 +272,21 @@ def _name(raw: bytes, flags: int, extra: bytes, file: str) -> str:
             raise broken(file, None, "a name is no UTF-8", raw) from None
     else:
         name = _unicode_name(raw, extra) or raw.decode("cp437")
-    if _ODD_NAME.search(name[:-1] if name[-1:] == "/" else name):
+    if not is_plain(name[:-1] if name[-1:] == "/" else name):
         raise broken(file, name, "this is no plain path below the archive")
     return name
+
+
+def is_plain(name: str) -> bool:
+    """Return whether a name is a relative path in its shortest form.
+
+    Without what any system takes for more than a name: ``..``, backslashes, drives.
+
+    Examples:
+        >>> [is_plain(name) for name in ("a/b", "../a", "/a", "a//b", "a/.", "C:a")]
+        [True, False, False, False, False, False]
+    """
+    return _ODD_NAME.search(name) is None
 
 
 def _unicode_name(raw: bytes, extra: bytes) -> str | None:
@@ -350,17 +362,17 @@ def _check_head(
     name: str,
 ) -> None:
     """Compare a header with the list of members, field by field."""
-    head = exactly(descriptor, _LOCAL.size, offset, file)
+    head = _exactly(descriptor, _LOCAL.size, offset, file)
     sign, _, flags, method, _, _, crc, packed, size, name_size, extra_size = (
         _LOCAL.unpack(head)
     )
     if sign != b"PK\3\4":
         raise broken(file, name, "its header is not where it should be")
     after = offset + _LOCAL.size
-    if exactly(descriptor, name_size, after, file) != raw:
+    if _exactly(descriptor, name_size, after, file) != raw:
         raise broken(file, name, "its header has another name")
     if _MAX32 in (packed, size):
-        extra = exactly(descriptor, extra_size, after + name_size, file)
+        extra = _exactly(descriptor, extra_size, after + name_size, file)
         size, packed, *_ = _long(extra, (size, packed, 0, 0), file, name)
     if (flags, method, crc, packed, size) != wanted:
         raise broken(file, name, "its header and the list of members do not agree")
@@ -453,7 +465,7 @@ def pieces(
     else:
         end = member.start + member.size
         starts = range(member.start, end, _STEP)
-        found = (exactly(descriptor, min(_STEP, end - at), at, file) for at in starts)
+        found = (_exactly(descriptor, min(_STEP, end - at), at, file) for at in starts)
         if not check:
             yield from found
             return
@@ -472,14 +484,14 @@ def _inflated(descriptor: int, member: Member, file: str) -> Iterator[bytes]:
     at, end = member.start, member.start + member.packed
     head = b""
     if member.method == LZMA:
-        head = exactly(descriptor, min(_LZMA_HEAD, member.packed), at, file)
+        head = _exactly(descriptor, min(_LZMA_HEAD, member.packed), at, file)
         at += len(head)
     try:
         engine = _engine(member, head)
         while not engine.eof:
             data, asked = b"", engine.needs_input
             if asked:
-                data = exactly(descriptor, min(_STEP >> 2, end - at), at, file)
+                data = _exactly(descriptor, min(_STEP >> 2, end - at), at, file)
                 at += len(data)
             found = engine.decompress(data, min(left + 1, _STEP))
             left -= len(found)
