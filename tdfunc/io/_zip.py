@@ -52,6 +52,9 @@ _WIDE_NEEDS = 45
 # What does not fit these fields stands in fields of 64 bits elsewhere.
 _MAX32 = 0xFFFFFFFF
 _MAX16 = 0xFFFF
+# From these on the writer takes the fields of 64 bits; tests lower them.
+_WIDE = _MAX32
+_MANY = _MAX16
 
 _UTF8 = 0x800
 # The two bits tell how hard a compressor tried, or how its stream ends.
@@ -607,14 +610,14 @@ class _Record(NamedTuple):
     def central(self) -> bytes:
         """Return its record in the list of members."""
         values = (self.size, self.packed, self.offset)
-        long = [value for value in values if value >= _MAX32]
+        long = [value for value in values if value >= _WIDE]
         extra = b""
         if long:
             extra = _EXTRA.pack(_ZIP64, 8 * len(long))
             extra += b"".join([value.to_bytes(8, "little") for value in long])
         wide = self.wide or long
         need = max(_NEEDS[self.method], _WIDE_NEEDS if wide else 0)
-        size, packed, offset = [min(value, _MAX32) for value in values]
+        size, packed, offset = [v if v < _WIDE else _MAX32 for v in values]
         return (
             _CENTRAL.pack(
                 b"PK\1\2",
@@ -741,7 +744,7 @@ class Writer:
     ) -> _Record:
         # What can not be compressed becomes a little longer.
         most = size if method == STORED else size + (size >> 4) + 4096
-        wide = most >= _MAX32
+        wide = most >= _WIDE
         padding = 0
         if align:
             body = self._at + _LOCAL.size + len(name) + wide * _WIDE_EXTRA
@@ -786,18 +789,22 @@ class Writer:
         for record in self._records:
             self._put(record.central())
         length, count, end = self._at - start, len(self._records), self._at
-        if start >= _MAX32 or length >= _MAX32 or count >= _MAX16:
-            both = (count, count, length, start)
-            rest = _END64.size - 12
-            need = _WIDE_NEEDS
-            self._put(_END64.pack(b"PK\6\6", rest, need, need, 0, 0, *both))
+        fields = (count, count, length, start)
+        if end >= _WIDE or count >= _MANY:
+            self._put(
+                _END64.pack(
+                    b"PK\6\6",
+                    _END64.size - 12,
+                    _WIDE_NEEDS,
+                    _WIDE_NEEDS,
+                    0,
+                    0,
+                    *fields,
+                )
+            )
             self._put(_LOCATOR.pack(b"PK\6\7", 0, end, 1))
-        few, length, start = (
-            min(count, _MAX16),
-            min(length, _MAX32),
-            min(start, _MAX32),
-        )
-        self._put(_END.pack(b"PK\5\6", 0, 0, few, few, length, start, 0))
+            fields = (_MAX16, _MAX16, _MAX32, _MAX32)
+        self._put(_END.pack(b"PK\5\6", 0, 0, *fields, 0))
         self._flush()
 
 
