@@ -11,19 +11,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-import torch
 
 from tdfunc.errors import FileFormatError, FormatLimitError, MissingFileError
 from tdfunc.io import _map
-from tdfunc.io._atomic import new_directory
+from tdfunc.io._atomic import new_directory, remove_tree
 from tdfunc.io._folder import META, Folder, Where, files_of, outline_of
 from tdfunc.io._layout import Array, Level, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import torch
 
     from tdfunc.io._options import ReadOptions, WriteOptions
 
@@ -35,10 +36,7 @@ _BELOW = _DIRECTORY | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# Arrays below the first size are read together, into memory of the second.
-_SMALL = 1 << 16
-_TOGETHER = 1 << 20
-_ALIGNED = 64
+_COMPARED = 1 << 20  # bytes at once
 
 
 def write(level: Level, path: Path, options: WriteOptions) -> None:
@@ -60,6 +58,8 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
         ) as root,
         _Walk(root, str(path)) as walk,
     ):
+        if not options.atomic:
+            _clear(root)
         linked: dict[int, Where] = {}
         for where, data in files:
             here = walk.enter(where[:-1], make=True)
@@ -93,6 +93,12 @@ def recognises(path: Path) -> bool:
         return stat.S_ISREG(os.lstat(path / META).st_mode)
     except (OSError, ValueError):
         return False
+
+
+def _clear(root: int) -> None:
+    """Remove what an older tree left: first what makes it one."""
+    for name in sorted(os.listdir(root), key=lambda name: name != META):
+        remove_tree(root, name)
 
 
 def _tensor_of(array: Array) -> torch.Tensor:
@@ -184,11 +190,8 @@ class _Walk:
         self._climb(common)
         for name in where[common:]:
             if make:
-                try:
+                with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=self._here)
-                except FileExistsError:
-                    if len(self._where) + 1 == len(where) and not self._where[common:]:
-                        pass
             self._descend(name)
         return self._here
 
@@ -289,7 +292,7 @@ class _Files(Folder):
         a, b = self.found(one), self.found(other)
         try:
             while True:
-                left, right = os.read(a, _TOGETHER), os.read(b, _TOGETHER)
+                left, right = os.read(a, _COMPARED), os.read(b, _COMPARED)
                 if left != right or not left:
                     return left == right
         finally:
@@ -367,61 +370,21 @@ class _Directory(Source):
         return outline_of(self._files, self._options)
 
     def read(self, arrays: Sequence[Array]) -> None:
-        together: list[Array] = []
-        size = 0
-        for array in arrays:
-            if array.tensor is not None:
-                continue
-            nbytes = array.nbytes
-            if not nbytes:
-                array.tensor = torch.empty(array.shape, dtype=array.dtype)
-                continue
-            if nbytes >= _SMALL:
-                self._map(array)
-                self._options.progress(nbytes)
-                continue
-            if size + nbytes > _TOGETHER:
-                self._fill(together, size)
-                together, size = [], 0
-            together.append(array)
-            size += -(-nbytes // _ALIGNED) * _ALIGNED
-        self._fill(together, size)
+        wanted = [array for array in arrays if array.tensor is None]
+        tensors = _map.tensors_of(self._found(wanted))
+        for array, tensor in zip(wanted, tensors, strict=True):
+            array.tensor = tensor
 
-    def _map(self, array: Array) -> None:
-        place = array.place
-        file = self._files.found(place)
-        try:
-            size = os.fstat(file).st_size
-            self._files.check_size((*place.where, place.name), size, array.nbytes)
-            what = [(0, array.dtype, array.shape)]
-            (array.tensor,) = _map.tensors_in(file, what)
-        finally:
-            os.close(file)
-
-    def _fill(self, arrays: list[Array], size: int) -> None:
-        """Read small arrays into one piece of memory."""
-        memory = bytearray(size)
-        whole = memoryview(memory)
-        start = 0
+    def _found(self, arrays: list[Array]) -> Iterator[tuple[int, str, Any, Any]]:
+        """Yield where each file is; the descriptor is good until the next one."""
+        enter, progress = self._walk.enter, self._options.progress
         for array in arrays:
-            nbytes = array.nbytes
             place = array.place
-            file = self._files.found(place)
-            try:
-                got = os.readv(file, [whole[start : start + nbytes]])
-            finally:
-                os.close(file)
-            # A local file gives all that it has.
-            self._files.check_size((*place.where, place.name), got, nbytes)
-            flat = torch.frombuffer(
-                memory,
-                dtype=array.dtype,
-                count=nbytes // array.dtype.itemsize,
-                offset=start,
-            )
-            array.tensor = flat.view(array.shape)
-            self._options.progress(nbytes)
-            start += -(-nbytes // _ALIGNED) * _ALIGNED
+            if place is None:  # there are no elements
+                yield -1, "", array.dtype, array.shape
+            else:
+                yield enter(place.where), place.name, array.dtype, array.shape
+                progress(array.nbytes)
 
     def close(self) -> None:
         if self._root >= 0:

@@ -599,7 +599,9 @@ class _Reader:
                 return cast("dict[str, Any]", known)
             case _:
                 raise self._wrong(
-                    file, f"{_OURS!r} in it is no list [1, {{...}}]", got=repr(ours)[:80]
+                    file,
+                    f"{_OURS!r} in it is no list [1, {{...}}]",
+                    got=repr(ours)[:80],
                 )
 
     def _read(self, task: _Task) -> None:
@@ -935,9 +937,7 @@ class _Reader:
             below = record.get(part)
             if isinstance(below, dict):
                 known = cast("dict[str, Any]", below)
-                parts.append(
-                    self._hidden_array(where, f"{name}-{part}", known, path)
-                )
+                parts.append(self._hidden_array(where, f"{name}-{part}", known, path))
             else:
                 parts.append(None)
         values, offsets, lengths = parts
@@ -959,7 +959,10 @@ class _Reader:
         name, shape = record.get("dtype"), record.get("shape")
         if name is None or shape is None:
             raise self._wrong(
-                file, "an entry is neither a tensor nor a node", path, got=str(record)[:80]
+                file,
+                "an entry is neither a tensor nor a node",
+                path,
+                got=str(record)[:80],
             )
         dtype = dtype_of(name, self._folder.at(file))
         size = self._shape(file, shape, path, dtype.itemsize)
@@ -1007,7 +1010,9 @@ class _Reader:
             text = all([isinstance(name, str) and name for name in given])
             if text and len(set(given)) == len(given):
                 return tuple(found) if given else None
-        raise self._wrong(file, "these are no names of dims", path, got=repr(names)[:80])
+        raise self._wrong(
+            file, "these are no names of dims", path, got=repr(names)[:80]
+        )
 
     def _nested_tensor(
         self, where: Where, key: str, record: dict[str, Any], path: Path
@@ -1144,7 +1149,9 @@ def _candidates(key: str, *, foreign: bool, suffix: str) -> tuple[str, ...]:
 
 
 def _in_order(entries: dict[str, Entry], order: list[Any]) -> dict[str, Entry]:
-    known = {key: entries[key] for key in order if isinstance(key, str) and key in entries}
+    known = {
+        key: entries[key] for key in order if isinstance(key, str) and key in entries
+    }
     return {**known, **entries}
 
 
