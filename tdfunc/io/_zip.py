@@ -763,21 +763,24 @@ class Writer:
     def _begin(
         self, name: bytes, method: int, crc: int, size: int, *, align: bool
     ) -> _Record:
-        # What can not be compressed becomes a little longer.
-        most = size if method == STORED else size + (size >> 4) + 4096
+        need, flags, offset = _NEEDS[method], 0, self._at
+        most = size
+        if method != STORED:
+            # What can not be compressed becomes a little longer.
+            most += (size >> 4) + 4096
+            flags = _LZMA_END_MARK if method == LZMA else 0
+        body = offset + _LOCAL.size + len(name)
         wide = most >= _WIDE
-        padding = 0
-        if align:
-            body = self._at + _LOCAL.size + len(name) + wide * _WIDE_EXTRA
-            padding = -body % _ALIGN
-            if 0 < padding < _EXTRA.size:
-                padding += _ALIGN
-        need = max(_NEEDS[method], _WIDE_NEEDS if wide else 0)
-        flags = 0 if name.isascii() else _UTF8
-        if method == LZMA:
-            flags |= _LZMA_END_MARK
+        if wide:
+            need = max(need, _WIDE_NEEDS)
+            body += _WIDE_EXTRA
+        padding = -body % _ALIGN if align else 0
+        if 0 < padding < _EXTRA.size:
+            padding += _ALIGN
+        if not name.isascii():
+            flags |= _UTF8
         record = _Record(
-            name, need, flags, method, crc, size, size, self._at, wide, padding
+            name, need, flags, method, crc, size, size, offset, wide, padding
         )
         self._records.append(record)
         head = record.local()
@@ -817,8 +820,7 @@ class Writer:
         while self._late:
             self._settle()
         start = self._at
-        for record in self._records:
-            self._put(record.central())
+        self._put(b"".join([record.central() for record in self._records]))
         length, count, end = self._at - start, len(self._records), self._at
         fields = (count, count, length, start)
         if end >= _WIDE or count >= _MANY:
