@@ -341,6 +341,10 @@ from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
 
+# Files
+from tdfunc.io import pack_memmap as pack_memmap
+from tdfunc.io import unpack_memmap as unpack_memmap
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -668,4 +672,6 @@ __all__ = [
     "vjp",
     "vmap",
     "while_loop",
+    "pack_memmap",
+    "unpack_memmap",
 ]

@@ -206,7 +206,7 @@ def has_member(descriptor: int, name: str) -> bool:
         records = _directory(descriptor, "").records
     except (FileFormatError, OSError, OverflowError, MemoryError):
         return False
-    record = rb"PK\1\2.{24}" + re.escape(size) + rb".{16}" + re.escape(raw)
+    record = rb"PK\x01\x02.{24}" + re.escape(size) + rb".{16}" + re.escape(raw)
     return re.search(record, records, re.DOTALL) is not None
 
 
@@ -220,7 +220,7 @@ def index(descriptor: int, file: str) -> dict[str, Member]:
     directory = _directory(descriptor, file)
     records, pread = directory.records, os.pread
     found: dict[str, Member] = {}
-    heads: list[int] = []
+    heads: list[tuple[int, Member]] = []
     for at, raw, offset, member in _listed(directory, file):
         name, packed, size, crc, method, flags = member
         start = offset + _LOCAL.size + len(raw)
@@ -237,10 +237,11 @@ def index(descriptor: int, file: str) -> dict[str, Member]:
         if name in found:
             raise broken(file, name, "this name is there twice")
         start += head[28] | head[29] << 8
-        found[name] = Member(name, start, packed, size, crc, method, flags)
-        heads.append(offset)
+        one = Member(name, start, packed, size, crc, method, flags)
+        found[name] = one
+        heads.append((offset, one))
     _check_names(found, file)
-    _check_spans(heads, found.values(), directory.start, file)
+    _check_spans(descriptor, heads, directory.start, file)
     return {name: found[name] for name in found if name[-1] != "/"}
 
 
@@ -287,7 +288,7 @@ def _unusual(
     """Return header and member of a record that is more than a stored ASCII name."""
     _, made, _, flags, method, _, _, crc, packed, size = fields[:10]
     disk, _, mode, offset = fields[13:]
-    name = _name(raw, flags, extra, file)
+    name = _name(raw, flags, made >> 8, extra, file)
     if _MAX32 in (packed, size, offset) or disk == _MAX16:
         size, packed, offset, disk = _long(
             extra, (size, packed, offset, disk), file, name
@@ -299,15 +300,18 @@ def _unusual(
     return offset, member
 
 
-def _name(raw: bytes, flags: int, extra: bytes, file: str) -> str:
-    if raw.isascii():
-        return raw.decode("ascii")
-    if flags & _UTF8:
-        try:
+def _name(raw: bytes, flags: int, system: int, extra: bytes, file: str) -> str:
+    told = None if flags & _UTF8 else _unicode_name(raw, extra)
+    if told is not None:
+        return told
+    try:
+        # Programs on Unix store names as the system has them.
+        if flags & _UTF8 or system == _UNIX:
             return raw.decode()
-        except UnicodeDecodeError:
+    except UnicodeDecodeError:
+        if flags & _UTF8:
             raise broken(file, None, "a name is no UTF-8", raw) from None
-    return _unicode_name(raw, extra) or raw.decode("cp437")
+    return raw.decode("cp437")
 
 
 def _check_names(names: Iterable[str], file: str) -> None:
@@ -428,18 +432,34 @@ def _check_head(
 
 
 def _check_spans(
-    heads: list[int], members: Iterable[Member], limit: int, file: str
+    descriptor: int, found: list[tuple[int, Member]], limit: int, file: str
 ) -> None:
-    found = zip(heads, members, strict=True)
-    spans = [(head, one.start + one.packed, one.name) for head, one in found]
-    spans.sort()
-    last, before = 0, ""
-    for offset, end, name in spans:
-        if offset < last:
-            raise broken(file, name, f"it lies on top of {before!r}")
-        last, before = end, name
-    if last > limit:
-        raise broken(file, before, "it reaches into the list of members")
+    """Refuse members that overlap, given with their headers.
+
+    Where the next one begins at the end of one, both are where they seem to be.
+    """
+    found.sort()
+    ends = [*[head for head, _ in found[1:]], limit]
+    for (head, member), end in zip(found, ends, strict=True):
+        over = member.start + member.packed - end
+        if over > 0:
+            raise broken(
+                file, member.name, f"it reaches {over} bytes into what follows"
+            )
+        if over:
+            _check_extra(descriptor, head, member, file)
+
+
+def _check_extra(descriptor: int, head: int, member: Member, file: str) -> None:
+    """Check that a header ends where its last field does."""
+    lengths = _exactly(descriptor, _EXTRA.size, head + _LOCAL.size - _EXTRA.size, file)
+    size = _EXTRA.unpack(lengths)[1]
+    extra = _exactly(descriptor, size, member.start - size, file)
+    at = 0
+    while at + _EXTRA.size <= size:
+        at += _EXTRA.size + _EXTRA.unpack_from(extra, at)[1]
+    if at != size:
+        raise broken(file, member.name, "its header is broken")
 
 
 class _Engine(Protocol):
