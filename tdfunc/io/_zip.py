@@ -85,10 +85,11 @@ _LATE = 4
 # Deflate can not do better than this.
 _DEFLATE_RATIO = 1032
 _LZMA_HEAD = 9
+_LZMA_MEMORY = 256 << 20
 
 # Where names are joined by line ends, an odd one makes one of these.
 _SUSPECT = ("\0", "\\", ":", "//", "/.", "/\n", "\n/", "\n.", "\n\n")
-_ODD_NAME = re.compile(r"[\0\\]|\A/|//|(?:\A|/)\.{1,2}(?:/|\Z)|\A\Z|\A[A-Za-z]:")
+_ODD_NAME = re.compile(r"[\0\\]|//|(?:\A|/)(?:\.{1,2}(?:/|\Z)|\Z)|\A/|\A[A-Za-z]:")
 
 
 class Member(NamedTuple):
@@ -242,7 +243,7 @@ def index(descriptor: int, file: str) -> dict[str, Member]:
         heads.append((offset, one))
     _check_names(found, file)
     _check_spans(descriptor, heads, directory.start, file)
-    return {name: found[name] for name in found if name[-1] != "/"}
+    return {name: found[name] for name in found if name[-1:] != "/"}
 
 
 def _listed(
@@ -301,6 +302,8 @@ def _unusual(
 
 
 def _name(raw: bytes, flags: int, system: int, extra: bytes, file: str) -> str:
+    if raw.isascii():
+        return raw.decode("ascii")
     told = None if flags & _UTF8 else _unicode_name(raw, extra)
     if told is not None:
         return told
@@ -398,7 +401,7 @@ def _check_kind(
         raise broken(file, name, "its compression is not known", method)
     if method == STORED and packed != size:
         raise broken(file, name, "it is not compressed, and yet has two sizes")
-    folder = name[-1] == "/"
+    folder = name[-1:] == "/"
     if folder and size:
         raise broken(file, name, "a directory has bytes")
     kind = mode & _KIND
@@ -506,14 +509,16 @@ def _engine(member: Member, head: bytes) -> _Engine:
     if head[2:4] != b"\5\0" or len(head) < _LZMA_HEAD:
         raise lzma.LZMAError
     lc, rest = head[4] % 9, head[4] // 9
-    wanted = int.from_bytes(head[5:], "little")
+    # No more than there is to say: memory is taken for all of it.
+    dictionary = max(4096, min(int.from_bytes(head[5:], "little"), member.size))
+    if dictionary > _LZMA_MEMORY:
+        raise lzma.LZMAError(f"they need {dictionary} bytes of memory")
     return lzma.LZMADecompressor(
         format=lzma.FORMAT_RAW,
         filters=[
             {
                 "id": lzma.FILTER_LZMA1,
-                # No more than there is to say: memory is taken for all of it.
-                "dict_size": max(4096, min(wanted, member.size)),
+                "dict_size": dictionary,
                 "lc": lc,
                 "lp": rest % 5,
                 "pb": rest // 5,
