@@ -619,7 +619,8 @@ class TestBroken:
     def test_a_json_that_is_too_large(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tdfunc.io._folder._MOST_META", 500)
+        for module in ("_filing", "_described"):
+            monkeypatch.setattr(f"tdfunc.io.{module}.MOST_META", 500)
         with pytest.raises(FormatLimitError, match="over 500"):
             save(TensorDict({"s": "x" * 500}), tmp_path / "d")
         put(tmp_path / "d")
