@@ -412,7 +412,7 @@ class _Reader:
             shared = {member.names for member in members}
             inner = shared.pop() if len(shared) == 1 else None
             inner = inner or (None,) * (len(level.batch_size) - 1)
-            level.names = (*inner[:dim], names[0], *inner[dim:])
+            level.names = (*inner[:dim], *names, *inner[dim:])
 
     def _note_tie(self, number: Any, array: Array) -> None:
         if type(number) is int:
