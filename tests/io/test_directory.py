@@ -6,12 +6,14 @@ import copy
 import json
 import os
 import resource
-from contextlib import contextmanager
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tdfunc
@@ -33,8 +35,7 @@ from tests.cases import CASES, OBJECT, ROW_CASES, Case, cases, fingerprint, ramp
 from tests.io.directories import load, outline, save
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Generator, Iterator
 
 PLAIN = "<class 'tensordict._td.TensorDict'>"
 
@@ -61,7 +62,7 @@ def put(path: Path, **entries: Any) -> None:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class TestRoundTrip:
@@ -145,7 +146,8 @@ class TestRoundTrip:
         write = _directory._write
 
         def noted(directory: int, name: str, buffers: Any) -> None:
-            written.append(os.readlink(f"/proc/self/fd/{directory}") + "/" + name)
+            above = Path(f"/proc/self/fd/{directory}").readlink()
+            written.append(str(above / name))
             write(directory, name, buffers)
 
         monkeypatch.setattr(_directory, "_write", noted)
@@ -230,32 +232,29 @@ class TestNames:
 
 
 class TestLimits:
-    def test_depth(self, tmp_path: Path) -> None:
+    def test_depth(self, quick: Path) -> None:
         td = TensorDict({"x": ramp(1), "y": "text"})
         for _ in range(2000):
             td = TensorDict({"n": td, "leaf": ramp(1)})
         before = open_files()
         with limited(before + 40):
-            save(td, tmp_path / "d")
-            level = outline(tmp_path / "d")
-            back = load(tmp_path / "d")
-        parent = os.open(tmp_path, os.O_RDONLY)
-        remove_tree(parent, "d")
-        os.close(parent)
+            save(td, quick / "d")
+            level = outline(quick / "d")
+            back = load(quick / "d")
 
         assert open_files() == before
         assert sum(1 for _ in iter_arrays(level)) == 2001
         assert back._schema == td._schema
         assert all(map(torch.equal, back._leaves, td._leaves))
 
-    def test_descriptors(self, tmp_path: Path) -> None:
+    def test_descriptors(self, quick: Path) -> None:
         leaves = {f"k{i}": torch.full((3,), float(i)) for i in range(10_000)}
         big = {f"b{i}": torch.zeros(1 << 15) for i in range(300)}
         td = TensorDict({"n": leaves, "b": big})
         before = open_files()
         with limited(256):
-            save(td, tmp_path / "d")
-            back = load(tmp_path / "d")
+            save(td, quick / "d")
+            back = load(quick / "d")
 
             assert open_files() == before
         assert_equal(back, td)
@@ -276,8 +275,19 @@ class TestLimits:
         return NonTensorData(value)
 
 
+@pytest.fixture
+def quick(tmp_path: Path) -> Generator[Path]:
+    """Return a directory in memory, where there is one: for thousands of files."""
+    memory = Path("/dev/shm")  # noqa: S108
+    path = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path))
+    yield path
+    parent = os.open(path.parent, os.O_RDONLY)
+    remove_tree(parent, path.name)
+    os.close(parent)
+
+
 @contextmanager
-def limited(count: int) -> Iterator[None]:
+def limited(count: int) -> Generator[None]:
     """Let the process have no more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
@@ -365,6 +375,16 @@ class TestTargets:
 
         (tmp_path / "d").chmod(0o755)
         assert back["x"].tolist() == [1, 2]
+
+
+def test_recognises(tmp_path: Path) -> None:
+    save(TensorDict({"x": ramp(2)}), tmp_path / "d")
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "odd" / "meta.json").mkdir(parents=True)
+
+    assert _directory.recognises(tmp_path / "d")
+    for name in ("no", "file", "odd", "d/x.memmap", "file/meta.json", "n\0"):
+        assert not _directory.recognises(tmp_path / name)
 
 
 class TestBroken:
@@ -600,7 +620,8 @@ class TestBroken:
     def test_a_json_that_is_too_large(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tdfunc.io._folder._MOST_META", 500)
+        for module in ("_filing", "_described"):
+            monkeypatch.setattr(f"tdfunc.io.{module}.MOST_META", 500)
         with pytest.raises(FormatLimitError, match="over 500"):
             save(TensorDict({"s": "x" * 500}), tmp_path / "d")
         put(tmp_path / "d")
@@ -627,6 +648,9 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         inner = enumerate(value)
     for key, part in inner:
         yield from _paths(part, (*path, key))
+
+
+FEW = settings(max_examples=60, deadline=None)
 
 
 class TestFuzz:
@@ -671,6 +695,7 @@ class TestFuzz:
         save(td, path)
         return path
 
+    @FEW
     @given(st.data())
     def test_meta(self, saved: Path, data: st.DataObject) -> None:
         files = sorted(saved.rglob("meta.json"))
@@ -687,12 +712,12 @@ class TestFuzz:
             here[path[-1]] = data.draw(self.ODD)
         try:
             file.write_text(json.dumps(meta))
-            load(saved)
-        except TdfuncError as error:
-            assert str(error)
+            with suppress(TdfuncError):
+                load(saved)
         finally:
             file.write_bytes(raw)
 
+    @FEW
     @given(st.data())
     def test_bytes(self, saved: Path, data: st.DataObject) -> None:
         file = data.draw(st.sampled_from(sorted(saved.rglob("meta.json"))))
@@ -705,8 +730,7 @@ class TestFuzz:
             changed = raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :]
         try:
             file.write_bytes(changed)
-            load(saved)
-        except TdfuncError as error:
-            assert str(error)
+            with suppress(TdfuncError):
+                load(saved)
         finally:
             file.write_bytes(raw)
