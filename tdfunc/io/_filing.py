@@ -444,7 +444,7 @@ def _is_shaped(data: list[Any], shape: Sequence[int]) -> bool:
     depth = 0
     while True:
         sizes = {len(part) for part in level}
-        if len(sizes) != 1 or depth >= len(shape) and 0 in sizes:
+        if len(sizes) != 1 or (depth >= len(shape) and 0 in sizes):
             return False
         depth += 1
         goes_on = {_are_rows(part) for part in level}
