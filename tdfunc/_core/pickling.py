@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pickle import PickleBuffer
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "PackedLeaves",
@@ -23,8 +26,10 @@ __all__ = [
     "distinct",
     "is_plain",
     "own_elements",
+    "rebuild_jagged",
     "rebuild_leaf",
     "unpack_leaves",
+    "wrapped",
 ]
 
 _BUFFER_PROTOCOL = 5
@@ -69,8 +74,61 @@ class PackedLeaves:
     def __reduce__(self) -> tuple[Any, ...]:
         wrap = _Buffered if self.protocol >= _BUFFER_PROTOCOL else _without_buffers
         found, order = distinct(self.leaves)
-        packed = tuple([wrap(leaf) if is_plain(leaf) else leaf for leaf in found])
-        return unpack_leaves, (packed, order)
+        return unpack_leaves, (tuple(wrapped(found, wrap)), order)
+
+
+def wrapped(found: Iterable[Any], wrap: Callable[[torch.Tensor], Any]) -> list[Any]:
+    """Return what is pickled for leaves: ``wrap(tensor)`` for those that are plain.
+
+    A jagged one becomes its parts, each once: leaves of the same rows stay so.
+    """
+    parts: dict[int, Any] = {}
+
+    def part(tensor: Any) -> Any:
+        made = parts.get(id(tensor))
+        if made is None:
+            made = parts[id(tensor)] = wrap(tensor) if is_plain(tensor) else tensor
+        return made
+
+    def whole(leaf: Any) -> Any:
+        if not is_jagged(leaf):
+            return part(leaf)
+        parts = (leaf.values(), leaf.offsets(), leaf.lengths())
+        return _Jagged((*map(part, parts), leaf._ragged_idx))
+
+    return [whole(leaf) for leaf in found]
+
+
+def is_jagged(leaf: Any) -> bool:
+    """Return whether a leaf is a jagged tensor that has no graph."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.layout is torch.jagged
+        and leaf.is_leaf
+        and not leaf.requires_grad
+    )
+
+
+@final
+class _Jagged:
+    """Stands for a jagged tensor while it is pickled; unpickles as the tensor."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_jagged, self.parts
+
+
+def rebuild_jagged(
+    values: torch.Tensor, offsets: torch.Tensor, lengths: Any, dim: int
+) -> torch.Tensor:
+    """Return the jagged tensor of these parts."""
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, jagged_dim=dim
+    )
 
 
 def distinct(leaves: tuple[Any, ...]) -> tuple[list[Any], tuple[int, ...]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc._core._torch import is_tracing, is_wrapped, shared_storage
+from tdfunc._core.pickling import rebuild_jagged
 from tdfunc._ops.convert import clone, replaced
 from tdfunc.errors import InvalidLeafError
 
@@ -141,12 +142,8 @@ def _joined(leaf: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
     values, offsets, *lengths = parts
     if values is jagged.values() and offsets is jagged.offsets():
         return leaf
-    return torch.nested.nested_tensor_from_jagged(
-        values,
-        offsets=offsets,
-        lengths=lengths[0] if lengths else None,
-        jagged_dim=jagged._ragged_idx,
-    )
+    parts_of_one = (values, offsets, lengths[0] if lengths else None)
+    return rebuild_jagged(*parts_of_one, jagged._ragged_idx)
 
 
 def _is_dense(x: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ import os
 import sys
 from bisect import bisect_right
 from multiprocessing.reduction import DupFd, ForkingPickler
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -36,6 +37,7 @@ from tdfunc._core.pickling import (
     distinct,
     is_plain,
     unpack_leaves,
+    wrapped,
 )
 from tdfunc._ops.members import Members
 from tdfunc.errors import FileFormatError, MissingFileError, OperandError
@@ -299,22 +301,15 @@ def rebuild_referenced(
     parts: list[_Part | None],
     rest: Sequence[Any],
     order: tuple[int, ...],
-    block: list[torch.Tensor] | None = None,
-    in_block: Sequence[int] = (),
 ) -> tuple[Any, ...]:
     """Return leaves of which some are in files, which are mapped.
-
-    `rest` are the others; those at `in_block` came in a block.
 
     Raises:
         MissingFileError: a file is not there.
         FileFormatError: a file is not what it was.
     """
     found: list[Any] = [None] * len(parts)
-    others = list(rest)
-    for at, leaf in zip(in_block, block or (), strict=False):
-        others[at] = leaf
-    left = iter(others)
+    left = iter(rest)
     of_file: list[list[tuple[int, _Part]]] = [[] for _ in files]
     for at, part in enumerate(parts):
         if part is None:
@@ -365,24 +360,39 @@ def _to_process(packed: PackedLeaves) -> tuple[Any, ...]:
     found, order = distinct(packed.leaves)
     files, parts, rest = _referred(found)
     bases: dict[int, torch.Tensor] = {}
-    left: list[Any] = []
-    by_bytes: list[int] = []
-    for at, leaf in enumerate(rest):
-        if not is_plain(leaf):
-            left.append(leaf)
-        elif _lies_plainly(leaf) and leaf.untyped_storage().is_shared():
-            left.append(_InShared(leaf, bases))
-        else:
-            left.append(as_bytes(leaf, packed.protocol))
-            by_bytes.append(at)
-    block = None
+    crossing: list[_Crossing] = []
+
+    def wrap(leaf: torch.Tensor) -> Any:
+        if _lies_plainly(leaf) and leaf.untyped_storage().is_shared():
+            return _InShared(leaf, bases)
+        one = _Crossing(leaf, packed.protocol)
+        crossing.append(one)
+        return one
+
+    left = wrapped(rest, wrap)
     if get_worker_info() is not None and _HAS_MEMORY_FILES:
-        crossing = [rest[at] for at in by_bytes]
-        if sum([leaf.nbytes for leaf in crossing]) >= _BLOCK:
-            block = _Block(crossing)
-            for at in by_bytes:
-                left[at] = None
-    return rebuild_referenced, (files, parts, left, order, block, by_bytes)
+        leaves = [one.leaf for one in crossing]
+        if sum([leaf.nbytes for leaf in leaves]) >= _BLOCK:
+            block = _Block(leaves)
+            for at, one in enumerate(crossing):
+                one.place = block, at
+    return rebuild_referenced, (files, parts, left, order)
+
+
+class _Crossing:
+    """Stands for a leaf that travels as bytes, or as its place in a block."""
+
+    __slots__ = ("leaf", "place", "protocol")
+
+    def __init__(self, leaf: torch.Tensor, protocol: int) -> None:
+        self.leaf = leaf
+        self.protocol = protocol
+        self.place: tuple[_Block, int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.place is None:
+            return as_bytes(self.leaf, self.protocol).__reduce__()
+        return getitem, self.place
 
 
 class _InShared:
