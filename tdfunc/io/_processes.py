@@ -142,7 +142,7 @@ def by_reference(td: Node) -> ByReference:
             since: its inode, size or time of modification differs.
 
     Examples:
-        >>> import pickle, torch
+        >>> import pickle, tdfunc, torch
         >>> from tdfunc import TensorDict
         >>> td = TensorDict({"x": torch.ones(3)}, 3)
         >>> pickle.loads(pickle.dumps(tdfunc.by_reference(td)))["x"]
