@@ -264,7 +264,16 @@ class TestSchedules:
             ),
             (lambda: optim.scale_by_schedule(0.1), "optim.scale"),  # pyright: ignore[reportArgumentType]
         ],
-        ids=str,
+        ids=[
+            "linear over no steps",
+            "cosine over no steps",
+            "exponential over no steps",
+            "warmup as long as all",
+            "one schedule and a boundary",
+            "no schedule",
+            "falling boundaries",
+            "a number for a schedule",
+        ],
     )
     def test_bad_schedules_are_refused(self, call: Any, part: str) -> None:
         with pytest.raises(OptionError, match=part):
