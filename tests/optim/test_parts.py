@@ -798,10 +798,10 @@ def test_many_labels_do_not_cost_their_square() -> None:
     params = TensorDict({name: torch.ones(()) for name in names})
     tx = optim.multi_transform({"x": optim.sgd(1.0)}, dict.fromkeys(names, "x"))
 
-    start = time.perf_counter()
+    start = time.process_time()
     tx.update(params, tx.init(params))
 
-    assert time.perf_counter() - start < 2.0  # 9e6 looks took 4 s
+    assert time.process_time() - start < 2.0  # 9e6 looks took 4 s
 
 
 STATED = {
