@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tdfunc import TensorDict, random
+from tdfunc.nn import EnsembleModule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ class TestTrainEnsemble:
         assert 0 == status
         assert 9 == len(scores)
         assert min(scores[:8]) >= 0.94
-        assert scores[8] >= 0.97
+        assert scores[8] >= 0.985
         assert f"ensemble: {scores[8]:.4f}, reaches the goal of 0.97" == lines[-1]
         assert b"\x89PNG\r\n\x1a\n" == path.read_bytes()[:8]
 
@@ -82,7 +83,7 @@ class TestTrainEnsemble:
             # Whatever the global generator would add differs in each run.
             torch.randn(3)
             train_ensemble.main([*SHORT, "--seed", seed])
-            said.append(re.sub(r"member \d+", "member", capsys.readouterr().out))
+            said.append(capsys.readouterr().out)
 
         assert said[0] == said[1]
         assert said[0] != said[2]
@@ -96,36 +97,19 @@ class TestTrainEnsemble:
 
     def test_member_learns_the_same_alone_and_in_an_ensemble(self) -> None:
         rows, _ = train_ensemble.load_rows(0)
+        key = random.key(0)
 
-        alone = train_ensemble.train(rows, range(1, 2), steps=10)
-        together = train_ensemble.train(rows, range(3), steps=10)
+        alone = train_ensemble.train(rows, key, members=1, steps=10)
+        together = train_ensemble.train(rows, key, members=3, steps=10)
 
         for path in alone.keys(include_nested=True, leaves_only=True):
-            torch.testing.assert_close(together[path][1:2], alone[path])
-
-    def test_adam_is_that_of_torch(self) -> None:
-        expected = torch.tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True)
-        optimizer = torch.optim.Adam([expected], lr=0.1)
-        params = TensorDict({"w": expected.detach().clone()}, batch_size=2)
-        state = TensorDict(
-            params=params,
-            mean=params * 0,
-            square=params * 0,
-            count=torch.zeros(2),
-            batch_size=2,
-        )
-        for step in range(5):
-            grad = torch.tensor([[1.0, 2.0], [-3.0, 0.5]]) * (step - 1)
-            expected.grad = grad
-            optimizer.step()
-            state = train_ensemble.adam(state, TensorDict(w=grad, batch_size=2), 0.1)
-
-        torch.testing.assert_close(state["params", "w"], expected.detach())
+            torch.testing.assert_close(together[path][:1], alone[path])
+        assert not together[1].equal(together[0])
 
     def test_disagreement_is_mutual_information(self) -> None:
         # Two members and one row: sure of digit 0 and of digit 1. Each has entropy 0
         # (almost), and their mean that of a coin.
-        params = train_ensemble.train(train_ensemble.load_rows(0)[0], range(2), 0) * 0
+        params = EnsembleModule(train_ensemble.NET, 2).init(random.key(0)) * 0
         bias = torch.zeros(2, 10)
         bias[0, 0] = bias[1, 1] = 50.0
         rows = TensorDict({"image": torch.ones(1, 64)}, batch_size=1)
