@@ -1,6 +1,6 @@
 """Train an ensemble of digit classifiers at once, as one tree of parameters.
 
-What is learned is written for one member, and mapped over all; randomness is from seeds.
+What is learned is written for one member, and mapped over all; seeds decide all draws.
 """
 
 import argparse
