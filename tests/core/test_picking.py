@@ -100,3 +100,18 @@ def test_patterns_are_the_same_in_partition_masks_and_labels() -> None:
         tdfunc.partition(params, {"**/scale": True})
     with pytest.raises(MissingKeyError):
         optim.masked(optim.adam(), {"dec/**": True}).init(params)
+
+
+def test_patterns_are_read_while_compiling() -> None:
+    params = TensorDict(enc={"w": torch.ones(2), "bias": torch.ones(2)})
+    tx = optim.masked(optim.set_to_zero(), {"**/bi*s": True})
+
+    def fn(td: TensorDict) -> TensorDict:
+        updates, _ = tx.update(td, tx.init(td))
+        part, rest = tdfunc.partition(updates, {"*/w": True})
+        return part.set("sum", rest["enc", "bias"] + 2)
+
+    compiled = torch.compile(fn, fullgraph=True, backend="eager")
+
+    assert [1.0, 1.0] == compiled(params)["enc", "w"].tolist()
+    assert fn(params).equal(compiled(params))
