@@ -164,7 +164,7 @@ def judge(params: TensorDict, key: torch.Tensor) -> torch.Tensor:
 def main(argv: list[str] | None = None) -> None:
     """Train agents, print their returns, assert that the mean reaches the goal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in {"--agents": 4, "--updates": 35, "--seed": 0}.items():
+    for name, default in {"--agents": 4, "--updates": 25, "--seed": 0}.items():
         parser.add_argument(name, type=int, default=default)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # each step is so small that more would only cost
