@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import sys
@@ -24,10 +25,18 @@ from tdfunc.errors import FileFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["as_buffer", "mapped_files", "tensors_in", "tensors_of", "write_all"]
+__all__ = [
+    "MAPPED",
+    "MappedFile",
+    "as_buffer",
+    "mapped_files",
+    "tensors_in",
+    "tensors_of",
+    "write_all",
+]
 
 # Leaves from this size on are mapped.
-_MAPPED = 64 * 1024
+MAPPED = 64 * 1024
 # As much is read at once, into one buffer; a tensor that is kept keeps no more alive.
 _BUFFER = 1024 * 1024
 # Bytes between two leaves that are read along rather than skipped with another call.
@@ -82,8 +91,9 @@ class MappedFile:
     def __init__(self, descriptor: int, start: int, size: int) -> None:
         status = os.fstat(descriptor)
         self.address = _map(descriptor, start, size)
+        key = next(_NUMBERS)
         # At exit the system unmaps; other threads may still read then.
-        weakref.finalize(self, _unmap, self.address, size).atexit = False
+        weakref.finalize(self, _unmap, key, self.address, size).atexit = False
         self.start, self.size = start, size
         self.path = _path_of(descriptor)
         self.device, self.inode = status.st_dev, status.st_ino
@@ -94,16 +104,20 @@ class MappedFile:
             "typestr": "|u1",
             "version": 3,
         }
-        _MAPS.add(self)
+        _MAPS[key] = weakref.ref(self)
 
 
-# What is mapped now, so that a tensor can be traced back to its file.
-_MAPS: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+# What is mapped now, so that a tensor can be traced back to its file. Only single
+# steps are made on it, so that it needs no lock, which a fork might find taken.
+_MAPS: dict[int, weakref.ref[MappedFile]] = {}
+_NUMBERS = itertools.count()
 
 
 def mapped_files() -> list[MappedFile]:
     """Return the files that are mapped now, by address."""
-    return sorted(_MAPS, key=lambda one: one.address)
+    found = [ref() for ref in list(_MAPS.values())]
+    alive = [one for one in found if one is not None]
+    return sorted(alive, key=lambda one: one.address)
 
 
 def tensors_in(descriptor: int, places: Sequence[_TensorPlace]) -> list[torch.Tensor]:
@@ -137,7 +151,7 @@ def tensors_in(descriptor: int, places: Sequence[_TensorPlace]) -> list[torch.Te
         end = max(end, reach)
         if size == 0:
             out[i] = torch.empty(shape, dtype=dtype)
-        elif size < _MAPPED:
+        elif size < MAPPED:
             read.append((offset, size, i, count, dtype, shape))
         else:
             mapped.append((offset, size, i, count, dtype, shape))
@@ -192,7 +206,7 @@ def tensors_of(files: Iterable[_FilePlace]) -> list[torch.Tensor]:
                 raise _no_file(directory, name, error) from error
             raise
         try:
-            if size >= _MAPPED:
+            if size >= MAPPED:
                 out += tensors_in(descriptor, [(0, dtype, shape)])
                 continue
             if used + size > len(left):
@@ -312,7 +326,8 @@ def _map(descriptor: int, start: int, size: int) -> int:
     return address
 
 
-def _unmap(address: int, size: int) -> None:
+def _unmap(key: int, address: int, size: int) -> None:
+    _MAPS.pop(key, None)
     _LIBC[1](address, size)
 
 
