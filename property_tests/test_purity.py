@@ -321,9 +321,6 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "contiguous": just(tdfunc.contiguous),
     "consolidate": just(tdfunc.consolidate),
     "share": just(tdfunc.share),
-    "by_reference": just(
-        lambda td: pickle.loads(pickle.dumps(tdfunc.by_reference(td)))
-    ),
     "with_statics": lambda _, td: (tdfunc.with_statics, td, tdfunc.clone(td)),
     "to_dict": just(tdfunc.to_dict),
     "from_dict": lambda draw, td: (
