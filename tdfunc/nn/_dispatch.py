@@ -30,7 +30,7 @@ def call_with_tensors(
     if getattr(type(module).forward, "takes_tensors", False):
         given = args if first is None else (first, *args)
         return module.forward(params, *given, **kwargs)
-    names = input_names(module.in_keys, "_")
+    names = input_names(module.in_keys)
     options = {k: v for k, v in kwargs.items() if k not in names}
     tensors = {k: v for k, v in kwargs.items() if k in names}
     positional = args if first is None else (first, *args)
@@ -63,9 +63,9 @@ def dispatch(
             that all tensors share; False leaves it empty.
 
     Raises:
-        OptionError: `source` or `dest` is an attribute of a function without ``self``;
-            in a call: a tensor is given twice or is no input, or two inputs have one
-            name.
+        OptionError: two inputs have one name: those of a list at once, those of an
+            attribute when a subclass of `TensorDictModuleBase` says them, or else in
+            the call; in a call: a tensor is given twice or is no input.
 
     Examples:
         >>> import torch
@@ -84,6 +84,9 @@ def dispatch(
             dest=dest,
             auto_batch_size=auto_batch_size,
         )
+    if not isinstance(source, str):
+        source = tuple(source)
+        input_names(source, separator)
     is_method = isinstance(source, str) or isinstance(dest, str)
     count = 2 if is_method else 1  # arguments in front of the tree
 
@@ -105,6 +108,7 @@ def dispatch(
         return outputs_of(fn(*front, td, **options), outs)
 
     wrapper.takes_tensors = True  # pyright: ignore[reportAttributeAccessIssue]
+    wrapper.separator = separator  # pyright: ignore[reportAttributeAccessIssue]
     return wrapper
 
 
@@ -122,7 +126,7 @@ def _options_of(module: Any) -> frozenset[str]:
     return getattr(module, "_options", frozenset()) | {"key", "skip_existing"}
 
 
-def input_names(keys: Iterable[str | Path], separator: str) -> dict[str, Path]:
+def input_names(keys: Iterable[str | Path], separator: str = "_") -> dict[str, Path]:
     """Return the path of every input by the name that it has as an argument.
 
     Raises:
@@ -136,7 +140,8 @@ def input_names(keys: Iterable[str | Path], separator: str) -> dict[str, Path]:
             raise OptionError(
                 f"two inputs have the name {name!r}",
                 got=f"{short(names[name])!r} and {short(path)!r}",
-                fix="call the module with a tree, or dispatch with another separator",
+                fix=f"td.rename_key({short(path)!r}, other_key), or another separator= "
+                "of dispatch",
             )
     return names
 

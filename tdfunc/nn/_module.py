@@ -32,7 +32,7 @@ from tdfunc.errors import MissingKeyError, OperandError, OptionError, StructureE
 from tdfunc.func import from_module
 from tdfunc.func._modules import dotted
 from tdfunc.func._purecall import call_pure
-from tdfunc.nn._dispatch import call_with_tensors, keywords_of
+from tdfunc.nn._dispatch import call_with_tensors, input_names, keywords_of
 from tdfunc.nn._keyed import Keyed, draws_numbers, reset_copy, stochastic_parts
 from tdfunc.nn._scope import Scope, bare, has_entry, put, read_entry
 from tdfunc.nn._skip import as_mode, skip_existing
@@ -105,6 +105,10 @@ class TensorDictModuleBase:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
             cls._words = keywords_of(cls.forward, _FIRST)
+        keys = vars(cls).get("in_keys")
+        if isinstance(keys, (tuple, list)):  # not if instances say what they are
+            given: Any = keys
+            input_names(given, getattr(cls.forward, "separator", "_"))
 
     @property
     def _options(self) -> frozenset[str]:
@@ -260,7 +264,8 @@ class TensorDictModule(TensorDictModuleBase):
         InvalidKeyError: a key is none.
         MissingKeyError: in a call: inputs are missing; all are listed.
         OperandError: `module` can not be called, or parameters are not given.
-        OptionError: options do not go together; a random layer has no key.
+        OptionError: options do not go together; two of `in_keys` have one name in a
+            call with tensors; a random layer has no key.
         StructureError: in a call: there are more or fewer outputs than `out_keys`.
 
     An error in the call is the original one, with a note that says in which module.
@@ -324,6 +329,7 @@ class TensorDictModule(TensorDictModuleBase):
         self._wrapped = module
         self._target = MethodOf(module, method) if is_net and method else module
         self._reads, self._names = _inputs(in_keys, out_to_in_map)
+        input_names(self._reads)
         self._declared = _sinks(out_keys)
         self._sinks = self._declared
         self._strict = strict
@@ -762,6 +768,7 @@ class WrapModule(TensorDictModuleBase):
         self._fn = fn
         self._in = tuple(map(short, key_paths(() if in_keys is None else in_keys)))
         self._out = tuple(map(short, key_paths(() if out_keys is None else out_keys)))
+        input_names(self._in)
         self._init = init
         self._accepts = keywords_of(fn, _FIRST - 1)
         self.keyed = in_keys is not None and out_keys is not None

@@ -14,6 +14,7 @@ Which entries they write:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops.entries import graft
 from tdfunc.errors import OperandError, OptionError, StructureError
 from tdfunc.nn._composite import CompositeDistribution
+from tdfunc.nn._dispatch import input_names
 from tdfunc.nn._distributions import Delta
 from tdfunc.nn._draw import draw_and_log_prob, normal_jointly
 from tdfunc.nn._interaction import (
@@ -35,8 +37,10 @@ from tdfunc.nn._interaction import (
     composite_lp_aggregate,
 )
 from tdfunc.nn._interaction import interaction_type as current_interaction
-from tdfunc.nn._module import TensorDictModuleBase
+from tdfunc.nn._module import TensorDictModuleBase, skips
+from tdfunc.nn._scope import Scope, has_entry
 from tdfunc.nn._sequential import TensorDictSequential
+from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.nn._values import (
     build,
     check_parameters,
@@ -90,7 +94,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     Raises:
         InvalidKeyError: a key is none.
         OptionError: the keys of log-probabilities do not fit the table, or one of them
-            is a sample's; no `out_keys`; no such interaction type.
+            is a sample's; no `out_keys`; no such interaction type; two of `in_keys`
+            have one name in a call with tensors.
         MissingKeyError: in a call: the tree has no entry at one of `in_keys`.
         OperandError: in a call: the entries are not the arguments of the distribution,
             or have values that it does not take (where they can be read: neither
@@ -164,6 +169,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                     got=[short(path) for path in paths],
                     fix="in_keys={'loc': key, 'scale': other} names the arguments",
                 )
+        input_names(self._args.values())
         self._samples = self._sample_paths(out_keys)
         self._event_dims = event_dims
         self._default = as_interaction(default_interaction_type)
@@ -456,7 +462,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             td = _put(td, path, one)
         return td if logs is None else _put(td, self._log_keys[0], logs)
 
-    def score(self, params: Any, td: Any) -> Any:
+    def score(self, params: Any, td: Any, **options: Any) -> Any:
         """Return the tree with the log-probability of the values that it has.
 
         What a call does without taking new values.
@@ -464,7 +470,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Args:
             params: not read.
             td: the tree, with parameters at `in_keys` and values at `dist_sample_keys`.
+            options: none are used; those of a sequence.
         """
+        del options
         if not self._returns_log_prob:
             return td
         found = self.log_prob(params, td)
@@ -492,11 +500,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     values. If the modules before the last one write its sample keys, the last one takes
     no values and only scores these.
 
+    A part of it (a slice, `select_subsequence`) is a plain `TensorDictSequential` if no
+    probabilistic module is left in it.
+
     Args:
         modules: modules, or one dict or list of them, as of `TensorDictSequential`.
         return_composite: whether `dist` and `log_prob` are about all probabilistic
             modules, or about the last one; None for all if there are several or the
-            last module is not probabilistic.
+            last module is not probabilistic. Parts of the sequence have it too, but for
+            False where they end with another module.
         kwargs: options of `TensorDictSequential`.
 
     Raises:
@@ -526,16 +538,18 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         ('y_log_prob', 'z_log_prob')
     """
 
-    __slots__ = ("_composite", "_draws_last")
-
-    # Those of its members: `forward` here takes whatever they take.
-    _options: Any = TensorDictSequential._options
+    __slots__ = ("_asked", "_composite", "_draws_last")
 
     def __init__(
         self, *modules: Any, return_composite: bool | None = None, **kwargs: Any
     ) -> None:
+        self._asked = return_composite
         super().__init__(*modules, **kwargs)
-        members = self.modules
+
+    def _place(
+        self, names: tuple[str, ...], members: tuple[TensorDictModuleBase, ...]
+    ) -> None:
+        super()._place(names, members)
         found = [member for member in members if _is_probabilistic(member)]
         if not found:
             raise OptionError(
@@ -544,19 +558,38 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 got=f"{len(members)} others",
             )
         ends_with_one = _is_probabilistic(members[-1])
-        if return_composite is False and not ends_with_one:
+        if self._asked is False and not ends_with_one:
             raise OptionError(
                 "the last module has no distribution to return",
                 expected="a ProbabilisticTensorDictModule at the end",
                 got=type(members[-1]).__name__,
                 fix="return_composite=True",
             )
-        if return_composite is None:
-            return_composite = len(found) > 1 or not ends_with_one
-        self._composite = return_composite
+        self._composite = (
+            len(found) > 1 or not ends_with_one if self._asked is None else self._asked
+        )
         before = {as_path(key) for member in members[:-1] for key in member.out_keys}
         own = getattr(members[-1], "dist_sample_keys", ())
         self._draws_last = not own or not before.issuperset(map(as_path, own))
+
+    def _of(
+        self, members: Iterable[tuple[str, TensorDictModuleBase]]
+    ) -> TensorDictSequential:
+        """Return the sequence of some of the modules; probabilistic if one of them is.
+
+        Its `return_composite` is what was given, as far as that can be.
+        """
+        pairs = list(members)
+        if not any([_is_probabilistic(member) for _, member in pairs]):
+            return super()._of(pairs)
+        asked = self._asked
+        if asked is False and not _is_probabilistic(pairs[-1][1]):
+            asked = None
+        new = ProbabilisticTensorDictSequential.__new__(
+            ProbabilisticTensorDictSequential
+        )
+        new._asked = asked
+        return self._fill(new, pairs)
 
     @property
     def return_composite(self) -> bool:
@@ -605,15 +638,49 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _gathered(self, name: str) -> tuple[Any, ...]:
         return tuple([key for m in self.modules for key in getattr(m, name, ())])
 
-    def forward(self, params: Any, td: Any, *, key: Any = None, **options: Any) -> Any:
-        """Return the tree with the outputs, as a call does."""
-        if self._draws_last:
-            return super().forward(params, td, key=key, **options)
-        td = self._until_last(params, td, key, options)
-        last: Any = self.modules[-1]
-        return last.score(_entry(params, self.names[-1]), td)
+    def _run(
+        self,
+        params: Any,
+        scope: Scope,
+        options: dict[str, Any],
+        buffers: Any,
+        *,
+        collect: bool,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Any:
+        if stop is not None or self._draws_last:
+            return super()._run(
+                params,
+                scope,
+                options,
+                buffers,
+                collect=collect,
+                start=start,
+                stop=stop,
+            )
+        after = super()._run(
+            params,
+            scope,
+            options,
+            buffers,
+            collect=collect,
+            start=start,
+            stop=len(self) - 1,
+        )
+        name, last, own = list(self._rows(options["key"]))[-1]
+        mode = options["skip_existing"]
+        if not self._leaves_out(last, scope.has) and not (
+            mode and skips(last, mode, scope.has)
+        ):
+            scorer: Any = last
+            given = {**options, "key": own, "buffers": _entry(buffers, name)}
+            scope.become(scorer.score(_entry(params, name), scope.tree(), **given))
+        if collect and _entry(buffers, name) is not None:
+            after = after.set(name, _entry(buffers, name))
+        return after
 
-    def score(self, params: Any, td: Any) -> Any:
+    def score(self, params: Any, td: Any, *, key: Any = None, **options: Any) -> Any:
         """Return the tree with the log-probabilities of the values that it has.
 
         Every module runs but takes no new values.
@@ -621,19 +688,37 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Args:
             params: the parameters of all modules.
             td: the tree, with the values of all probabilistic modules.
+            key: [2], where other modules draw.
+            options: as of a call.
         """
-        for name, member in zip(self.names, self.modules, strict=True):
-            own: Any = member
-            entry = _entry(params, name)
-            td = own.score(entry, td) if _is_probabilistic(own) else own(entry, td)
+        for i, (name, member, own) in enumerate(self._rows(key)):
+            part: Any = member
+            if not _is_probabilistic(part):
+                td = self._between(i, i + 1, params, td, key, options)
+            elif not self._leaves_out(part, partial(has_entry, td)):
+                more = {**options, "buffers": _entry(options.get("buffers"), name)}
+                td = part.score(_entry(params, name), td, key=own, **more)
         return td
 
     def _until_last(
         self, params: Any, td: Any, key: Any, options: Mapping[str, Any]
     ) -> Any:
-        for name, member, own in list(self._rows(key))[:-1]:
-            td = _run(member, _entry(params, name), td, own, options)
-        return td
+        return self._between(0, len(self) - 1, params, td, key, options)
+
+    def _between(
+        self,
+        start: int,
+        stop: int,
+        params: Any,
+        td: Any,
+        key: Any,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Return the tree behind some of the modules, with all that they write."""
+        given, buffers = _call_options(key, options)
+        scope = Scope(td)
+        self._run(params, scope, given, buffers, collect=False, start=start, stop=stop)
+        return scope.tree()
 
     def _rows(self, key: Any) -> Iterable[tuple[str, TensorDictModuleBase, Any]]:
         keys = (None,) * len(self.names) if key is None else self._keys(key)
@@ -710,8 +795,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             td: the tree, with values at `dist_sample_keys` (without `return_composite`,
                 at those of the last module).
             dist: the distribution, None to compute it.
-            key: [2]; needed where, without `return_composite`, a module before the last
-                one draws.
+            key: [2]; needed where a module draws on the way: a random layer or, without
+                `return_composite`, a probabilistic module before the last one.
             options: as of a call.
 
         Returns:
@@ -733,7 +818,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 seen = td
             return last.log_prob(_entry(params, self.names[-1]), seen, dist=dist)
         if dist is None:
-            dist = self._joint(params, td, None, options, given=True)
+            dist = self._joint(params, td, key, options, given=True)
         logs, lead = dist.log_probs(td), dist.lead_of(td)
         members = [m for m in self.modules if _is_probabilistic(m)]
         if all([_aggregates(m) for m in members]):
@@ -759,18 +844,19 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         dists: dict[Path, Any] = {}
         values = td
-        last = self.modules[-1]
-        for name, member, own in self._rows(key):
-            entry = _entry(params, name)
+        for i, (name, member, own) in enumerate(self._rows(key)):
             if not _is_probabilistic(member):
-                td = _run(member, entry, td, own, options)
+                td = self._between(i, i + 1, params, td, key, options)
+                continue
+            if self._leaves_out(member, partial(has_entry, td)):
                 continue
             part: Any = member
-            extra = {} if given else {"key": own, **options}
+            entry = _entry(params, name)
+            more = {**options, "buffers": _entry(options.get("buffers"), name)}
             if given and isinstance(part, ProbabilisticTensorDictSequential):
-                dist = part._joint(entry, td, None, options, given=True)
+                dist = part._joint(entry, td, own, more, given=True)
             else:
-                dist = part.dist(entry, td, **extra)
+                dist = part.dist(entry, td, key=own, **more)
             paths = [as_path(k) for k in part.dist_sample_keys]
             if isinstance(dist, CompositeDistribution):
                 dists.update(dist.dists)
@@ -780,9 +866,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 for path in paths:
                     td = td.set(path, values[path])
                 if isinstance(part, ProbabilisticTensorDictSequential):
-                    td = part.score(entry, td)
-            elif member is not last:
-                td = _run(member, entry, td, own, options)
+                    td = part.score(entry, td, key=own, **more)
+            elif i < len(self) - 1:
+                td = self._between(i, i + 1, params, td, key, options)
         return CompositeDistribution.from_distributions(td, dists)
 
 
@@ -798,17 +884,13 @@ def _aggregates(module: Any) -> bool:
     return all([_aggregates(m) for m in module.modules if _is_probabilistic(m)])
 
 
-def _run(
-    member: TensorDictModuleBase,
-    params: Any,
-    td: Any,
-    key: Any,
-    options: Mapping[str, Any],
-) -> Any:
-    known = {k: v for k, v in options.items() if k in member._options}
-    if isinstance(member, TensorDictSequential):
-        known = dict(options)
-    return member(params, td, key=key, **known)
+def _call_options(key: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return what `TensorDictSequential._run` takes: its options, and the buffers."""
+    given = dict(options)
+    buffers = given.pop("buffers", None)
+    mode = given.pop("skip_existing", None)
+    mode = skip_existing() if mode is None else as_mode(mode)
+    return {**given, "key": key, "skip_existing": mode}, buffers
 
 
 def _entry(tree: Any, name: str) -> Any:

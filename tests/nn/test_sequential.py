@@ -15,6 +15,7 @@ import tdfunc
 from tdfunc import TensorDict, random
 from tdfunc.errors import MissingKeyError, OperandError, OptionError
 from tdfunc.nn import (
+    EnsembleModule,
     TensorDictModule,
     TensorDictSequential,
     WrapModule,
@@ -22,6 +23,7 @@ from tdfunc.nn import (
     skip_existing,
 )
 from tdfunc.testing import assert_pure
+from tests.cases import ramp
 from tests.nn.nets import X, chain, mlp, state_of, tree
 
 TD = TensorDict({"x": X, "mask": torch.ones(4, 3)}, batch_size=4)
@@ -167,6 +169,33 @@ class TestCall:
 
         assert keys == out.keys()
         assert size == out.batch_size
+
+    @pytest.mark.parametrize("rows", [4, 3], ids=["rows", "square"])
+    def test_dims_that_modules_put_in_front_are_in_the_result(self, rows):
+        layers = [TensorDictModule(nn.Linear(2, 2), [i], [o]) for i, o in ("xh", "hy")]
+        each = [EnsembleModule(m, 3, expand_input=m is layers[0]) for m in layers]
+        seq = TensorDictSequential(*each)
+        params = seq.init(random.key(0))
+        td = TensorDict({"x": ramp(rows, 2), "h": ramp(rows)}, rows)
+        whole = seq(params, td)
+        few = seq.select_out_keys("y")(params, td)
+        empty = TensorDictSequential(*each, output="empty")(params, td)
+
+        assert (3, rows) == whole.batch_size == few.batch_size == empty.batch_size
+        assert torch.equal(whole["y"], few["y"])
+        assert torch.equal(td["h"].expand(3, rows), few["h"])
+        assert torch.equal(whole["h"], empty["h"])
+        assert ("h", "y") == empty.keys()
+
+    def test_outputs_of_other_rows_stand_alone(self):
+        first = WrapModule(lambda _, td: td[:2].set("y", td["x"][:2]), ["x"], ["y"])
+        both = TensorDictModule(lambda y: (y, y + 1), ["y"], ["z", "w"])
+        seq = TensorDictSequential(first, both, selected_out_keys=["w"])
+        out = seq(None, TensorDict({"x": ramp(4), "z": ramp(4)}, 4))
+
+        assert (2,) == out.batch_size
+        assert {"x", "w"} == set(out.keys())
+        assert torch.equal(ramp(4)[:2] + 1, out["w"])
 
     def test_partial_sequences_leave_out_what_lacks_inputs(self):
         seq = TensorDictSequential(*chain(), partial_tolerant=True)
