@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +12,12 @@ import torch
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node
 from tdfunc._ops.restructure import auto_batch_size as infer_batch_size
-from tdfunc.errors import OptionError
+from tdfunc.errors import OperandError, OptionError
 from tdfunc.nn._scope import bare, put, read_entry
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from tdfunc.typing import Path
 
@@ -166,6 +167,14 @@ def gathered(
             "there is neither a tree nor a tensor",
             expected=", ".join(names),
             fix="module(params, td), or module(params, name=tensor)",
+        )
+    if args and isinstance(args[0], Mapping):
+        raise OperandError(
+            "a mapping is no tree",
+            expected=f"a tree, or tensors: {', '.join(names)}",
+            got=type(args[0]).__name__,
+            fix="module(params, TensorDict(mapping, batch_size)); by name it may be an "
+            "input",
         )
     given = dict(zip(names, args, strict=False))
     twice = sorted(given.keys() & kwargs.keys())

@@ -7,6 +7,7 @@ called with many parameter trees, by several threads, and under every transform.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -553,7 +554,7 @@ class TensorDictModule(TensorDictModuleBase):
             >>> buffers["running_mean"]
             tensor([0.3000, 0.4000])
         """
-        scope = Scope(td)
+        scope = Scope(needed_tree(td, self))
         mode = options.pop("skip_existing", None)
         options["skip_existing"] = skip_existing() if mode is None else as_mode(mode)
         if type(self).forward is not TensorDictModule.forward:
@@ -802,7 +803,10 @@ def as_tensordict_module(
     out_keys: str | Iterable[str | Path],
     **options: Any,
 ) -> Callable[[Callable[..., Any]], TensorDictModule]:
-    """Make a function a `TensorDictModule`, as a decorator.
+    """Make a function or a method a `TensorDictModule`, as a decorator.
+
+    Of a method it is read from an object: ``owner.method`` is the module whose function
+    has that object as its first argument.
 
     Args:
         in_keys: what it reads.
@@ -818,7 +822,23 @@ def as_tensordict_module(
         >>> double(None, TensorDict({"x": 3.0}))["y"]
         tensor(6.)
     """
-    return lambda fn: TensorDictModule(fn, in_keys, out_keys, **options)
+    return lambda fn: _Decorated(fn, in_keys, out_keys, **options)
+
+
+class _Decorated(TensorDictModule):
+    """A function that is a method where it stands in a class."""
+
+    __slots__ = ()
+
+    def __get__(self, owner: Any, cls: Any = None) -> TensorDictModule:
+        if owner is None:
+            return self
+        bound = self.replace(module=types.MethodType(self.module, owner))
+        bound._sinks = self._sinks
+        return bound
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, "TensorDictModule", 1)
 
 
 def skips(
@@ -844,6 +864,18 @@ def as_tree(value: Any, module: TensorDictModuleBase) -> Any:
             fix="return td.set(key, value)",
         )
     return value
+
+
+def needed_tree(td: Any, module: Any) -> Any:
+    """Return what a method takes that can not be called with tensors, checked."""
+    if not isinstance(td, Node):
+        raise OperandError(
+            f"this method of {type(module).__name__} takes a tree",
+            expected="a tree with the inputs",
+            got=type(td).__name__,
+            fix="TensorDict({key: tensor}, batch_size)",
+        )
+    return td
 
 
 def as_output(output: Any) -> Output:

@@ -26,7 +26,12 @@ from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._ops.entries import graft
-from tdfunc.errors import OperandError, OptionError, StructureError
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    OptionError,
+    StructureError,
+)
 from tdfunc.nn._composite import CompositeDistribution
 from tdfunc.nn._dispatch import input_names
 from tdfunc.nn._distributions import Delta
@@ -37,8 +42,8 @@ from tdfunc.nn._interaction import (
     composite_lp_aggregate,
 )
 from tdfunc.nn._interaction import interaction_type as current_interaction
-from tdfunc.nn._module import TensorDictModuleBase, skips
-from tdfunc.nn._scope import Scope, has_entry
+from tdfunc.nn._module import TensorDictModuleBase, needed_tree, skips
+from tdfunc.nn._scope import Scope, has_entry, read_entry
 from tdfunc.nn._sequential import TensorDictSequential
 from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.nn._values import (
@@ -50,6 +55,7 @@ from tdfunc.nn._values import (
     value_of,
     with_suffix,
 )
+from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,6 +65,9 @@ if TYPE_CHECKING:
 __all__ = ["ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential"]
 
 _SUM = ("sample_log_prob",)
+
+# What every method that takes options of a call takes.
+_OF_CALLS = frozenset({"key", "buffers", "skip_existing"})
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
@@ -171,6 +180,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 )
         input_names(self._args.values())
         self._samples = self._sample_paths(out_keys)
+        if event_dims < 0:
+            raise OptionError("event_dims is a number of dims", got=event_dims)
         self._event_dims = event_dims
         self._default = as_interaction(default_interaction_type)
         if aggregate_log_prob is None:
@@ -321,19 +332,45 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Args:
             params: not read.
             td: the tree, with the parameters of the distribution at `in_keys`.
-            options: none are used; those of a sequence.
+            options: those of a call; none are used.
 
         Raises:
             MissingKeyError: an entry is not there.
             OperandError: the entries are not the arguments of the distribution, or
                 have values that it does not take.
         """
-        del params, options
-        entries = {arg: td[path] for arg, path in self._args.items()}
+        del params
+        self._check_scoring(td, options)
+        entries = self._entries(td)
         dist = build(self._recipe, entries, self._kwargs, self._args)
         if self._event_dims:
+            if self._event_dims > len(dist.batch_shape):
+                raise OptionError(
+                    "the distribution has fewer batch dims than event_dims",
+                    expected=f"at most {len(dist.batch_shape)}, its batch shape is "
+                    f"{list(dist.batch_shape)}",
+                    got=f"event_dims={self._event_dims}",
+                )
             dist = D.Independent(dist, self._event_dims, validate_args=False)
         return dist
+
+    def _entries(self, td: Any) -> dict[str, Any]:
+        """Return the parameters of the distribution, by the names of the arguments."""
+        entries = {arg: read_entry(td, path) for arg, path in self._args.items()}
+        absent = [arg for arg, value in entries.items() if value is MISSING]
+        if absent:
+            raise MissingKeyError(
+                "the tree lacks parameters of the distribution",
+                path=self._args[absent[0]],
+                expected=", ".join(map(repr, self.in_keys)),
+                got=f"no {', '.join([repr(short(self._args[arg])) for arg in absent])}",
+            )
+        return entries
+
+    def _check_scoring(self, td: Any, options: Mapping[str, Any]) -> None:
+        needed_tree(td, self)
+        if options:
+            self._check_options(options.keys() - _OF_CALLS)
 
     get_dist = dist
 
@@ -346,7 +383,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             params: not read.
             td: the tree, with parameters at `in_keys` and values at `dist_sample_keys`.
             dist: the distribution, None to make it of the tree.
-            options: none are used; those of a sequence.
+            options: those of a call; none are used.
 
         Returns:
             A tensor; for a composite distribution that does not aggregate a tree with
@@ -357,7 +394,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             OperandError: the distribution can not have these values, where they can be
                 read.
         """
-        del options
+        self._check_scoring(td, options)
         if dist is None:
             dist = self.dist(params, td)
         if isinstance(dist, CompositeDistribution):
@@ -431,7 +468,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
         That costs a fifth of all. None if the parameters have to be broadcast.
         """
-        entries = {arg: td[path] for arg, path in self._args.items()}
+        entries = self._entries(td)
         loc, scale = entries["loc"], entries["scale"]
         if not (
             type(loc) is type(scale) is torch.Tensor
@@ -470,9 +507,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Args:
             params: not read.
             td: the tree, with parameters at `in_keys` and values at `dist_sample_keys`.
-            options: none are used; those of a sequence.
+            options: those of a call; none are used.
         """
-        del options
+        self._check_scoring(td, options)
         if not self._returns_log_prob:
             return td
         found = self.log_prob(params, td)
@@ -543,6 +580,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def __init__(
         self, *modules: Any, return_composite: bool | None = None, **kwargs: Any
     ) -> None:
+        if return_composite not in (True, False, None):
+            raise OptionError(
+                "return_composite is True, False or None", got=repr(return_composite)
+            )
         self._asked = return_composite
         super().__init__(*modules, **kwargs)
 
@@ -674,7 +715,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             mode and skips(last, mode, scope.has)
         ):
             scorer: Any = last
-            given = {**options, "key": own, "buffers": _entry(buffers, name)}
+            given = self._of_member(name, last, {**options, "buffers": buffers})
+            given["key"] = own
             scope.become(scorer.score(_entry(params, name), scope.tree(), **given))
         if collect and _entry(buffers, name) is not None:
             after = after.set(name, _entry(buffers, name))
@@ -691,14 +733,31 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             key: [2], where other modules draw.
             options: as of a call.
         """
+        self._check_options(options)
+        needed_tree(td, self)
         for i, (name, member, own) in enumerate(self._rows(key)):
             part: Any = member
             if not _is_probabilistic(part):
                 td = self._between(i, i + 1, params, td, key, options)
             elif not self._leaves_out(part, partial(has_entry, td)):
-                more = {**options, "buffers": _entry(options.get("buffers"), name)}
+                more = self._of_member(name, part, options)
                 td = part.score(_entry(params, name), td, key=own, **more)
         return td
+
+    def _of_member(
+        self, name: str, member: Any, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the options of a probabilistic module in it."""
+        own = {k: v for k, v in options.items() if k in member._options}
+        if options.get("buffers") is not None and "buffers" in own:
+            own["buffers"] = _entry(options["buffers"], name)
+        return own
+
+    def _of_last(self, key: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the key and the options of the last module."""
+        own = None if key is None else self._keys(key)[-1]
+        more = self._of_member(self.names[-1], self.modules[-1], options)
+        return {**more, "key": own}
 
     def _until_last(
         self, params: Any, td: Any, key: Any, options: Mapping[str, Any]
@@ -715,8 +774,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         options: Mapping[str, Any],
     ) -> Any:
         """Return the tree behind some of the modules, with all that they write."""
+        self._check_options(options)
         given, buffers = _call_options(key, options)
-        scope = Scope(td)
+        scope = Scope(needed_tree(td, self))
         self._run(params, scope, given, buffers, collect=False, start=start, stop=stop)
         return scope.tree()
 
@@ -777,7 +837,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if not self._composite:
             td = self._until_last(params, td, key, options)
             last: Any = self.modules[-1]
-            return last.dist(_entry(params, self.names[-1]), td, key=key, **options)
+            more = self._of_last(key, options)
+            return last.dist(_entry(params, self.names[-1]), td, **more)
         return self._joint(params, td, key, options, given=False)
 
     get_dist = dist
@@ -808,6 +869,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             OperandError: a distribution can not have its value, where it can be read.
         """
         last: Any = self.modules[-1]
+        needed_tree(td, self)
         if not self._composite:
             if dist is None:
                 seen = self._until_last(params, td, key, options)
@@ -816,7 +878,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                     seen = seen.set(path, td[path])
             else:
                 seen = td
-            return last.log_prob(_entry(params, self.names[-1]), seen, dist=dist)
+            more = self._of_last(key, options)
+            entry = _entry(params, self.names[-1])
+            return last.log_prob(entry, seen, dist=dist, **more)
         if dist is None:
             dist = self._joint(params, td, key, options, given=True)
         logs, lead = dist.log_probs(td), dist.lead_of(td)
@@ -842,8 +906,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             options: as of a call.
             given: whether the values are those of the tree, and none is taken.
         """
+        self._check_options(options)
         dists: dict[Path, Any] = {}
-        values = td
+        values = needed_tree(td, self)
         for i, (name, member, own) in enumerate(self._rows(key)):
             if not _is_probabilistic(member):
                 td = self._between(i, i + 1, params, td, key, options)
@@ -852,7 +917,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 continue
             part: Any = member
             entry = _entry(params, name)
-            more = {**options, "buffers": _entry(options.get("buffers"), name)}
+            more = self._of_member(name, part, options)
             if given and isinstance(part, ProbabilisticTensorDictSequential):
                 dist = part._joint(entry, td, own, more, given=True)
             else:
@@ -923,6 +988,7 @@ def _put(td: Any, path: Path, value: Any) -> Any:
         and type(value) is torch.Tensor
         and value.shape[:dims] == size
         and not td._schema.records
+        and not td._schema.lazy
         and not value.is_nested
     ):
         return graft(td, path, Part(value.dim() - dims, 0, (value,), NO_STATICS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import torch
@@ -30,6 +30,7 @@ from tdfunc.nn._module import (
     WrapModule,
     as_output,
     key_paths,
+    needed_tree,
     selected,
     skips,
 )
@@ -207,6 +208,91 @@ class TensorDictSequential(TensorDictModuleBase):
         pairs = dict(members)
         new._place(tuple(pairs), tuple(pairs.values()))
         return new
+
+    def replace(
+        self, index: int | str, module: TensorDictModuleBase | Callable[..., Any]
+    ) -> TensorDictSequential:
+        """Return the sequence with another module in the place of one.
+
+        It has the name of the other, whose parameters it gets. As in all parts, outputs
+        that were selected are no more.
+
+        Args:
+            index: place or name of a module.
+            module: the module, or a function ``(params, td) -> td``.
+
+        Raises:
+            IndexError, MissingKeyError: there is no such module.
+            OperandError: `module` is no module of trees.
+        """
+        at = self._place_of(index)
+        return self._edited(at, at + 1, [(self._names[at], module)])
+
+    def insert(
+        self,
+        index: int | str,
+        module: TensorDictModuleBase | Callable[..., Any],
+        name: str | None = None,
+    ) -> TensorDictSequential:
+        """Return the sequence with one more module.
+
+        Args:
+            index: place or name of the module that it is to stand before; ``len(seq)``
+                puts it last.
+            module: the module, or a function ``(params, td) -> td``.
+            name: the key of its parameters, None for the first number that is free.
+
+        Raises:
+            IndexError, MissingKeyError: there is no such module.
+            OperandError: `module` is no module of trees.
+            OptionError: there is a module of that name.
+        """
+        at = len(self) if index == len(self) else self._place_of(index)
+        if name is None:
+            name = next(n for n in map(str, count()) if n not in self._names)
+        if name in self._names:
+            raise OptionError(
+                "the sequence has a module of this name",
+                expected="another name",
+                got=repr(name),
+                fix="seq.replace(name, module) puts another one in its place",
+            )
+        return self._edited(at, at, [(as_path(name)[0], module)])
+
+    def drop(self, index: int | str) -> TensorDictSequential:
+        """Return the sequence without one module.
+
+        Args:
+            index: place or name of the module.
+
+        Raises:
+            IndexError, MissingKeyError: there is no such module.
+
+        Examples:
+            >>> import torch
+            >>> from tdfunc.nn import TensorDictModule, TensorDictSequential
+            >>> tanh = TensorDictModule(torch.tanh, ["x"], ["y"])
+            >>> seq = TensorDictSequential(tanh, tanh.replace(out_keys=["z"]))
+            >>> seq.drop("0").names, seq.insert(0, tanh, "first").names
+            (('1',), ('first', '0', '1'))
+        """
+        at = self._place_of(index)
+        return self._edited(at, at + 1, [])
+
+    def _place_of(self, index: int | str) -> int:
+        if isinstance(index, str):
+            _ = self[index]  # says which names there are
+            return self._names.index(index)
+        return range(len(self))[index]
+
+    def _edited(
+        self, start: int, stop: int, new: Iterable[tuple[str, Any]]
+    ) -> TensorDictSequential:
+        pairs = list(zip(self._names, self._members, strict=True))
+        pairs[start:stop] = [(name, _as_member(module)) for name, module in new]
+        out = self._of(pairs)
+        input_names(out.in_keys)
+        return out
 
     def select_out_keys(self, *keys: str | Path) -> Self:
         """Return the sequence that writes only some of its outputs.
@@ -419,7 +505,7 @@ class TensorDictSequential(TensorDictModuleBase):
         self._check_options(options)
         mode = options.pop("skip_existing", None)
         mode = skip_existing() if mode is None else as_mode(mode)
-        scope = Scope(td)
+        scope = Scope(needed_tree(td, self))
         if mode and skips(self, mode, scope.has):
             return td, buffers
         options = {"key": None, **options, "skip_existing": mode}
@@ -514,6 +600,8 @@ class TensorDictSequential(TensorDictModuleBase):
                     )
 
     def __repr__(self) -> str:
+        if not self._names:
+            return f"{type(self).__name__}()"
         pairs = zip(self._names, self._members, strict=True)
         inner = "\n".join([f"{name}: {member!r}" for name, member in pairs])
         return f"{type(self).__name__}(\n    " + inner.replace("\n", "\n    ") + "\n)"

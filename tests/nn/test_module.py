@@ -24,6 +24,7 @@ from tdfunc.errors import (
 from tdfunc.nn import (
     TensorDictModule,
     TensorDictModuleBase,
+    TensorDictSequential,
     WrapModule,
     as_tensordict_module,
 )
@@ -486,6 +487,26 @@ class TestErrors:
 
         assert text in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("call", "text"),
+        [
+            (lambda m: m(m.params(), {"x": X}), "a mapping is no tree"),
+            (
+                lambda m: m.call_with_buffers(m.params(), m.buffers(), X),
+                "TensorDictModule takes a tree",
+            ),
+            (
+                lambda m: TensorDictSequential(m).call_with_buffers(None, None, X),
+                "TensorDictSequential takes a tree",
+            ),
+        ],
+        ids=["mapping", "module", "sequence"],
+    )
+    def test_what_is_no_tree(self, call, text):
+        module = TensorDictModule(nn.Linear(3, 2), ["x"], ["y"])
+        with pytest.raises(OperandError, match=text):
+            call(module)
+
     def test_an_output_of_the_wrong_rows(self):
         module = TensorDictModule(lambda x: x[:2], ["x"], ["y"])
 
@@ -596,6 +617,20 @@ class TestOwn:
         assert torch.equal(expected, Noise()(None, tree(), key=key, scale=2.0)["y"])
         with pytest.raises(OptionError, match="got rng"):
             Noise()(None, tree(), key=key, rng=0)
+
+    def test_a_decorated_method(self):
+        class Scale:
+            def __init__(self, factor: float) -> None:
+                self.factor = factor
+
+            @as_tensordict_module(in_keys=["x"], out_keys=["y"])
+            def scaled(self, x: torch.Tensor) -> torch.Tensor:
+                return self.factor * x
+
+        two, three = Scale(2.0), Scale(3.0)
+        assert torch.equal(2 * X, two.scaled(None, tree())["y"])
+        assert torch.equal(3 * X, three.scaled(None, x=X))
+        assert ("y",) == Scale.scaled.out_keys == two.scaled.out_keys
 
     def test_a_decorated_function(self):
         @as_tensordict_module(in_keys=["x"], out_keys=["y"])

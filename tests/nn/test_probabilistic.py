@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributions as D
 
-from tdfunc import TensorDict, random
+from tdfunc import TensorDict, lazy_stack, random
 from tdfunc.errors import (
     MissingKeyError,
     OperandError,
@@ -377,6 +377,50 @@ class TestModule:
             Module(["rate"], ["x"], distribution_class=D.Exponential).log_prob(
                 None, TensorDict({"rate": 1.0, "x": -1.0})
             )
+
+    def test_all_that_is_missing_is_listed(self) -> None:
+        with pytest.raises(MissingKeyError, match="no 'loc', 'scale'"):
+            normal()(None, tree().exclude("loc", "scale"))
+
+    def test_methods_take_trees_and_options_of_calls(self) -> None:
+        seq, td = Sequential(normal(return_log_prob=True)), tree()
+        ready = seq(None, td)
+        for method in (seq.dist, seq.log_prob, seq.get_dist_params, seq.score):
+            with pytest.raises(OperandError, match="takes a tree"):
+                method(None, LOC)
+            with pytest.raises(OptionError, match=r"not take these options.*got rng"):
+                method(None, ready, rng=KEY)
+        alone: Any
+        for alone in (
+            normal().dist,
+            normal().log_prob,
+            normal(return_log_prob=True).score,
+        ):
+            with pytest.raises(OperandError, match="takes a tree"):
+                alone(None, LOC)
+            with pytest.raises(OptionError, match=r"not take these options.*got rng"):
+                alone(None, ready, rng=KEY)
+            alone(None, ready, key=KEY, buffers=None, interaction_type="random")
+
+    def test_event_dims_are_batch_dims(self) -> None:
+        with pytest.raises(
+            OptionError, match=r"at most 2, its batch shape is \[3, 2\]"
+        ):
+            normal(event_dims=3)(None, tree())
+        with pytest.raises(OptionError, match="got -1"):
+            normal(event_dims=-1)
+        with pytest.raises(OptionError, match="return_composite is True"):
+            Sequential(normal(), return_composite="no")  # pyright: ignore[reportArgumentType]
+
+    def test_lazy_stacks(self) -> None:
+        many = lazy_stack([tree(), tree().set("more", torch.zeros(3))])
+        out = normal(return_log_prob=True)(
+            None, many, key=KEY, interaction_type="random"
+        )
+
+        assert (2, 3) == out.batch_size
+        assert "more" in out[1]
+        close(out["x_log_prob"], D.Normal(out["loc"], out["scale"]).log_prob(out["x"]))
 
     def test_an_error_of_the_class_is_not_hidden(self) -> None:
         def broken(loc: torch.Tensor, scale: torch.Tensor) -> Any:

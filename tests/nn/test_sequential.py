@@ -71,6 +71,43 @@ class TestKeys:
             seq["zzz"]
 
 
+class TestEdits:
+    def test_they_return_other_sequences(self):
+        seq = chain()
+        params = seq.init(random.key(0))
+        double = step(lambda y: 2 * y, ["y"], ["y"])
+        more = seq.insert(1, double)
+        assert ("0", "3", "1", "2") == more.names
+        assert ("0", "1", "2") == seq.names
+        y = seq(params, TD)["y"]
+        assert torch.equal(2 * y + TD["mask"], more(params, TD)["z"])
+        other = seq.replace("1", step(torch.add, ["y", "y"], ["z"]))
+        assert torch.equal(2 * y, other(params, TD)["z"])
+        assert seq.names == other.names
+        few = seq.drop(-1)
+        assert ("0", "1") == few.names
+        assert ("y", "z") == few.out_keys
+        last = seq.insert(3, lambda _, td: td.set("end", td["h"]), "end")
+        assert torch.equal(seq(params, TD)["h"], last(params, TD)["end"])
+        assert ("a", *seq.names) == seq.insert("0", double, "a").names
+        nested = TensorDictSequential({"in": seq}, output="only").replace(0, few)
+        assert ("y", "z") == nested({"in": params.select("0")}, TD).keys()
+
+    @pytest.mark.parametrize(
+        ("edit", "error", "text"),
+        [
+            (lambda s: s.drop(3), IndexError, "out of range"),
+            (lambda s: s.replace("x", s[0]), MissingKeyError, "no module of this name"),
+            (lambda s: s.insert(0, s[0], "1"), OptionError, "another name - got '1'"),
+            (lambda s: s.insert(0, nn.ReLU()), OperandError, "no module of trees"),
+        ],
+        ids=["place", "name", "taken", "kind"],
+    )
+    def test_what_is_refused(self, edit, error, text):
+        with pytest.raises(error, match=text):
+            edit(chain())
+
+
 class TestCall:
     def test_it_is_the_composition(self):
         seq = chain()
