@@ -35,7 +35,14 @@ from tdfunc.func._modules import dotted
 from tdfunc.func._purecall import call_pure
 from tdfunc.nn._dispatch import call_with_tensors, input_names, keywords_of
 from tdfunc.nn._keyed import Keyed, draws_numbers, reset_copy, stochastic_parts
-from tdfunc.nn._scope import Scope, bare, has_entry, put, read_entry
+from tdfunc.nn._scope import (
+    Scope,
+    bare,
+    has_entry,
+    put,
+    read_entry,
+    read_ragged,
+)
 from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.typing import MISSING
 
@@ -191,6 +198,8 @@ class TensorDictModuleBase:
             td: the tree.
             options: as in a call.
         """
+        if buffers is not None and "buffers" in self._options:
+            options["buffers"] = buffers
         return self(params, td, **options), buffers
 
     def _check_options(self, options: Iterable[str]) -> None:
@@ -251,6 +260,8 @@ class TensorDictModule(TensorDictModuleBase):
             of the input.
         method: call this method of the `nn.Module` instead.
         kwargs: further keyword arguments of the call.
+        get_kwargs: how entries of lazy stacks are read, options of their ``get``:
+            ``{"as_padded_tensor": True}`` for what the members have in other lengths.
         init: with a function as `module`: ``init(key)`` returns its parameters, which
             become its first argument.
 
@@ -287,6 +298,7 @@ class TensorDictModule(TensorDictModuleBase):
     __slots__ = (
         "_declared",
         "_direct",
+        "_get",
         "_init",
         "_inplace",
         "_kwargs",
@@ -312,6 +324,7 @@ class TensorDictModule(TensorDictModuleBase):
         output: Output = "merge",
         method: str | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        get_kwargs: Mapping[str, Any] | None = None,
         init: Callable[..., Any] | None = None,
     ) -> None:
         self._options_given: dict[str, Any] = {
@@ -323,6 +336,7 @@ class TensorDictModule(TensorDictModuleBase):
             "output": output,
             "method": method,
             "kwargs": kwargs,
+            "get_kwargs": get_kwargs,
             "init": init,
         }
         is_net = isinstance(module, nn.Module)
@@ -336,6 +350,7 @@ class TensorDictModule(TensorDictModuleBase):
         self._strict = strict
         self._output = as_output(output)
         self._kwargs = dict(kwargs or {})
+        self._get = dict(get_kwargs or {})
         self._init = init
         self._random = stochastic_parts(module) if is_net else ()
         # These write into what they are given, which may be a tensor of the tree.
@@ -566,9 +581,7 @@ class TensorDictModule(TensorDictModuleBase):
         return self._forward(params, td, buffers, options.get("key"))
 
     def _forward(self, params: Any, td: Any, buffers: Any, key: Any) -> tuple[Any, Any]:
-        entries, after = self._outputs(
-            params, lambda path: read_entry(td, path), buffers, key
-        )
+        entries, after = self._outputs(params, self._reader(td), buffers, key)
         into = td
         if self._output != "merge":
             size = td.batch_size if self._output == "empty" else torch.Size()
@@ -600,10 +613,18 @@ class TensorDictModule(TensorDictModuleBase):
         mode = options["skip_existing"]
         if mode and skips(self, mode, scope.has):
             return buffers
-        entries, after = self._outputs(params, scope.read, buffers, options.get("key"))
+        own_way = self._get and scope.td._schema.lazy
+        read = self._reader(scope.tree()) if own_way else scope.read
+        entries, after = self._outputs(params, read, buffers, options.get("key"))
         for path, value in entries.items():
             scope.write(path, value)
         return after
+
+    def _reader(self, td: Any) -> Callable[[Path], Any]:
+        """Return what reads the entry at a path, MISSING if there is none."""
+        if self._get and td._schema.lazy:
+            return lambda path: read_ragged(td, path, self._get)
+        return lambda path: read_entry(td, path)
 
     def _outputs(
         self, params: Any, read: Callable[[Path], Any], buffers: Any, key: Any

@@ -502,6 +502,8 @@ class TensorDictSequential(TensorDictModuleBase):
             td: the tree.
             options: as in a call.
         """
+        if type(self).forward is not TensorDictSequential.forward:
+            return super().call_with_buffers(params, buffers, td, **options)
         self._check_options(options)
         mode = options.pop("skip_existing", None)
         mode = skip_existing() if mode is None else as_mode(mode)

@@ -185,6 +185,38 @@ class TestCall:
         assert torch.equal(net(ramp(2, 10, 3)[:, :, :] * 0 + ramp(10, 3)), out["out"])
         assert (10, 5) == out[1]["other"].shape
 
+    def test_ragged_entries_are_read_as_options_say(self):
+        rows = [TensorDict({"x": ramp(n), "n": {"x": ramp(n)}}) for n in (2, 3)]
+        ragged = tdfunc.lazy_stack(rows)
+        given = {"as_padded_tensor": True, "padding_value": -1}
+        options: dict[str, Any] = {"get_kwargs": given}
+        inside = TensorDict({"r": ragged}, 2)
+        padded = torch.tensor([[0.0, 1.0, -1.0], [0.0, 1.0, 2.0]])
+        for td, path in (
+            (ragged, "x"),
+            (ragged, ("n", "x")),
+            (inside, ("r", "x")),
+            (inside, ("r", "n", "x")),
+        ):
+            sums = TensorDictModule(lambda x: x.sum(-1), [path], ["s"], **options)
+            assert torch.equal(padded.sum(-1), sums(None, td)["s"])
+            seq = TensorDictSequential(sums, sums.replace(out_keys=["t"]))
+            assert torch.equal(padded.sum(-1), seq(None, td)["t"])
+        lost = TensorDictModule(torch.neg, [("r", "y")], ["s"], **options)
+        with pytest.raises(MissingKeyError, match=r"no \('r', 'y'\)"):
+            lost(None, inside)
+        with pytest.raises(MissingKeyError, match="no 'q'"):
+            lost.replace(in_keys=["q"])(None, inside)
+        with pytest.raises(MissingKeyError):
+            lost.replace(in_keys=[("q", "r")])(None, inside)
+        for module in (lost, lost.replace(get_kwargs=None)):
+            for td, key in ((ragged, "q"), (inside, ("r", "q")), (ragged, ("n", "q"))):
+                with pytest.raises(MissingKeyError, match="lacks inputs"):
+                    module.replace(in_keys=[key])(None, td)
+        dense = TensorDict({"x": padded}, 2)
+        plain = TensorDictModule(lambda x: x.sum(-1), ["x"], ["s"], **options)
+        assert torch.equal(padded.sum(-1), plain(None, dense)["s"])
+
     @cases()
     def test_any_tree_takes_an_output(self, case):
         td = case.tree

@@ -19,6 +19,7 @@ from tdfunc.nn import (
     TensorDictModule,
     TensorDictSequential,
     WrapModule,
+    _scope,
     set_skip_existing,
     skip_existing,
 )
@@ -69,6 +70,19 @@ class TestKeys:
         assert ("enc", "dec") == named.params().keys()
         with pytest.raises(MissingKeyError, match="no module of this name"):
             seq["zzz"]
+
+
+def test_one_tree_is_built_for_a_call(monkeypatch):
+    made: list[Any] = []
+    make = _scope.make
+    monkeypatch.setattr(_scope, "make", lambda *args: made.append(args) or make(*args))
+    layers = [step(nn.Linear(3, 3), ["x"], ["x"]), step(torch.tanh, ["x"], ["x"])]
+    seq = TensorDictSequential(*layers * 3, TensorDictSequential(*layers))
+    params = seq.params()
+    made.clear()
+    seq(params, TD)
+
+    assert 1 == len(made)
 
 
 class TestEdits:
@@ -492,6 +506,25 @@ def test_a_subclass_takes_what_its_modules_take():
         seq(None, TD, thrice=True)
     outer = TensorDictSequential(seq)
     assert torch.equal(2 * (X + 1), outer(None, TD, by=1.0, twice=True)["s"])
+
+
+def test_the_forward_of_a_subclass_runs_with_buffers_too():
+    class Doubled(TensorDictSequential):
+        def forward(self, params: Any, td: Any, **options: Any) -> Any:
+            return super().forward(params, td, **options).set("twice", 2 * td["x"])
+
+    norm = step(nn.BatchNorm1d(3).eval(), ["x"], ["y"])
+    seq = Doubled(norm)
+    buffers = seq.buffers().set(("0", "running_mean"), torch.ones(3))
+    out, after = seq.call_with_buffers(seq.params(), buffers, TD)
+
+    assert after is buffers
+    assert torch.equal(2 * X, out["twice"])
+    assert torch.equal(norm(norm.params(), TD, buffers=buffers["0"])["y"], out["y"])
+    both, _ = TensorDictSequential({"in": seq}).call_with_buffers(
+        {"in": seq.params()}, {"in": buffers}, TD
+    )
+    assert out.equal(both)
 
 
 def test_it_is_copied_and_pickled():
