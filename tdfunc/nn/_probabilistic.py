@@ -21,11 +21,8 @@ import torch
 from torch import distributions as D
 
 from tdfunc._core.batch import as_size
-from tdfunc._core.build import Part
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node
-from tdfunc._core.statics import NO_STATICS
-from tdfunc._ops.entries import graft
 from tdfunc.errors import (
     MissingKeyError,
     OperandError,
@@ -43,7 +40,7 @@ from tdfunc.nn._interaction import (
 )
 from tdfunc.nn._interaction import interaction_type as current_interaction
 from tdfunc.nn._module import TensorDictModuleBase, needed_tree, skips
-from tdfunc.nn._scope import Scope, has_entry, read_entry
+from tdfunc.nn._scope import Scope, has_entry, put, read_entry
 from tdfunc.nn._sequential import TensorDictSequential
 from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.nn._values import (
@@ -356,16 +353,22 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def _entries(self, td: Any) -> dict[str, Any]:
         """Return the parameters of the distribution, by the names of the arguments."""
-        entries = {arg: read_entry(td, path) for arg, path in self._args.items()}
-        absent = [arg for arg, value in entries.items() if value is MISSING]
-        if absent:
-            raise MissingKeyError(
-                "the tree lacks parameters of the distribution",
-                path=self._args[absent[0]],
-                expected=", ".join(map(repr, self.in_keys)),
-                got=f"no {', '.join([repr(short(self._args[arg])) for arg in absent])}",
-            )
+        entries: dict[str, Any] = {}
+        for arg, path in self._args.items():
+            value = read_entry(td, path)
+            if value is MISSING:
+                raise self._lack(td)
+            entries[arg] = value
         return entries
+
+    def _lack(self, td: Any) -> MissingKeyError:
+        absent = [p for p in self._args.values() if read_entry(td, p) is MISSING]
+        return MissingKeyError(
+            "the tree lacks parameters of the distribution",
+            path=absent[0],
+            expected=", ".join(map(repr, self.in_keys)),
+            got=f"no {', '.join([repr(short(path)) for path in absent])}",
+        )
 
     def _check_scoring(self, td: Any, options: Mapping[str, Any]) -> None:
         needed_tree(td, self)
@@ -495,9 +498,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 expected=f"{len(self._samples)}: {list(self.dist_sample_keys)}",
                 got=len(values),
             )
-        for path, one in zip(self._samples, values, strict=True):
-            td = _put(td, path, one)
-        return td if logs is None else _put(td, self._log_keys[0], logs)
+        entries = dict(zip(self._samples, values, strict=True))
+        if logs is not None:
+            entries[self._log_keys[0]] = logs
+        return put(td, entries)
 
     def score(self, params: Any, td: Any, **options: Any) -> Any:
         """Return the tree with the log-probability of the values that it has.
@@ -977,22 +981,6 @@ def _only(keys: tuple[Any, ...]) -> Any:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _put(td: Any, path: Path, value: Any) -> Any:
-    """Return what ``td.set(path, value)`` does, the short way where there is one."""
-    size = td.batch_size
-    dims = len(size)
-    if (
-        len(path) == 1
-        and type(value) is torch.Tensor
-        and value.shape[:dims] == size
-        and not td._schema.records
-        and not td._schema.lazy
-        and not value.is_nested
-    ):
-        return graft(td, path, Part(value.dim() - dims, 0, (value,), NO_STATICS))
-    return td.set(path, value)
 
 
 def _expanded(td: Any, lead: torch.Size) -> Any:
