@@ -19,6 +19,7 @@ from tdfunc.errors import (
 from tdfunc.nn import (
     CompositeDistribution,
     Delta,
+    EnsembleModule,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -674,6 +675,38 @@ class TestSequential:
         )
         ready = out.set("act_log_prob", torch.zeros(3, 2))
         assert Sequential(*pair)(None, ready, skip_existing=True) is ready
+
+    def test_scores_in_other_sequences_and_compiled(self) -> None:
+        pair = Sequential(unit("obs", "act"), unit("obs", "act", return_log_prob=True))
+        seq = TensorDictSequential(pair, Linear("act", "mu"))
+        params = seq.init(random.key(1))
+
+        def call(key: torch.Tensor) -> Any:
+            return seq(params, OBS, key=key, interaction_type="random")
+
+        out = call(KEY)
+        log_prob = D.Normal(OBS["obs"], 1.0).log_prob(out["act"])
+        close(out["act_log_prob"], log_prob)
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        assert out.equal(compiled(KEY))
+        many = EnsembleModule(pair, 2)(None, OBS, key=KEY, interaction_type="random")
+        close(many["act_log_prob"], D.Normal(many["obs"], 1.0).log_prob(many["act"]))
+
+    @pytest.mark.parametrize("composite", [True, False])
+    def test_keys_reach_nested_sequences_as_in_a_call(self, composite: bool) -> None:  # noqa: FBT001
+        inner = Sequential(unit("obs", "y"), unit("y", "z"), return_composite=composite)
+        seq = Sequential(
+            {"first": unit("obs", "w"), "in": inner}, return_composite=composite
+        )
+        options: dict[str, Any] = {"key": KEY, "interaction_type": "random"}
+        out = seq(None, OBS, **options)
+        dist = seq.dist(None, OBS, **options)
+        found = seq.log_prob(None, out, **options)
+
+        assert torch.equal(out["y"], (dist["z"] if composite else dist).mean)
+        wanted = D.Normal(out["y"], 1.0).log_prob(out["z"])
+        close(wanted, found["z_log_prob"] if composite else found)
 
     def test_parts_stay_probabilistic(self) -> None:
         seq = self.chain()
