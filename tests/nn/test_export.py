@@ -120,9 +120,8 @@ def test_compiled(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="eager")
 
-    for rows in (4, 7):
-        td = inputs(rows)
-        close(call(params, td), compiled(params, td))
+    td = inputs(4)
+    close(call(params, td), compiled(params, td))
 
 
 @pytest.mark.parametrize("name", ["mode", "parts", "chain", "policies"])
