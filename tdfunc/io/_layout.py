@@ -325,8 +325,11 @@ def tree_of(level: Level) -> Any:
             continue
         draft = Draft(path)
         for key, entry in below.entries.items():
-            plain = type(entry) is Array and not entry.unbatched
-            if plain and draft.take(key, entry.tensor, size, Node._plain):
+            if (
+                isinstance(entry, Array)
+                and not entry.unbatched
+                and draft.take(key, entry.tensor, size, Node._plain)
+            ):
                 continue
             here = (*path, key)
             if isinstance(entry, Level):
