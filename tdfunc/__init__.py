@@ -343,12 +343,12 @@ from tdfunc.func import to_module as to_module
 from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
-from tdfunc.io._processes import ByReference as ByReference
-from tdfunc.io._processes import by_reference as by_reference
 
 # Files
 from tdfunc.io import pack_memmap as pack_memmap
 from tdfunc.io import unpack_memmap as unpack_memmap
+from tdfunc.io._processes import ByReference as ByReference
+from tdfunc.io._processes import by_reference as by_reference
 
 __version__ = "0.1.0"
 
