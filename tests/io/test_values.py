@@ -7,11 +7,12 @@ import json
 import math
 import pickle
 from base64 import b64encode
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -150,14 +151,17 @@ class Color(enum.Enum):
     RED = 1
 
 
-Pair = namedtuple("Pair", "x y")  # noqa: PYI024
+class Pair(NamedTuple):
+    x: int
+    y: int
+
 
 PICKLED = {
     "enum": Color.RED,
     "named tuple": Pair(1, 2),
     "time in a zone": NEW_YEAR.replace(tzinfo=ZoneInfo("Europe/Paris")),
     "folded time": NEW_YEAR.replace(fold=1),
-    "int subclass": np.array([None, {}]),
+    "array of objects": np.array([None, {}]),
 }
 
 
