@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdfunc import TensorDict, lazy_stack
+from tdfunc.errors import FileFormatError
 from tdfunc.io._layout import iter_arrays, levels_of, narrowed, tree_of
 from tdfunc.io._options import ReadOptions, WriteOptions
 from tdfunc.testing import assert_equal, assert_valid
@@ -47,6 +48,28 @@ def round_trip(module: ModuleType, td: Any, path: FilePath, **options: Any) -> A
     assert_valid(got)
     assert_equal(got, td)
     return got
+
+
+def damages(
+    module: ModuleType, path: FilePath, places: Iterable[int], expected: Any
+) -> list[str]:
+    """Flip one bit at each place of a file, and return the errors that this gives.
+
+    Where there is none, the tree is as it was.
+    """
+    whole = path.read_bytes()
+    found: list[str] = []
+    for place in places:
+        raw = bytearray(whole)
+        raw[place] ^= 1 << place % 8
+        path.write_bytes(raw)
+        try:
+            got = load(module, path)
+        except FileFormatError as error:
+            found.append(str(error))
+        else:
+            assert alike(got.to_dict(), expected)
+    return found
 
 
 def plain_of(peer: Any, td: Any) -> Any:

@@ -80,9 +80,7 @@ class TestRoundTrip:
                 assert bytes_of(leaf) == bytes_of(case.leaves[at])
         assert list(got.keys()) == list(case.entries)
 
-    def test_one_tensor_at_two_places_is_written_and_loaded_as_one(
-        self, path: FilePath
-    ):
+    def test_one_tensor_at_two_places_is_one_in_the_file(self, path: FilePath):
         leaf = ramp(3, 1000)
         got = round_trip(TensorDict({"a": leaf, "n": {"b": leaf}}, 3), path)
 
@@ -548,21 +546,12 @@ class TestBroken:
     def test_flipped_bits_are_found_or_harmless(self, path: FilePath):
         td = TensorDict({"a": ramp(3), "n": {"s": "text", "b": ramp(3, 5)}}, 3)
         save(td, path)
-        whole = path.read_bytes()
-        expected = td.to_dict()
-        found = 0
-        for place in range(128, len(whole), 2):  # behind the tensors
-            raw = bytearray(whole)
-            raw[place] ^= 1 << place % 8
-            path.write_bytes(raw)
-            try:
-                got = load(path)
-            except FileFormatError as error:
-                assert "tree.tdc" in str(error)
-                found += 1
-            else:
-                assert alike(got.to_dict(), expected)
-        assert found > 100
+        # Behind the tensors.
+        places = range(128, path.stat().st_size, 2)
+        found = one_file.damages(_consolidated, path, places, td.to_dict())
+
+        assert len(found) > 100
+        assert all("tree.tdc" in text for text in found)
 
     def test_a_file_that_is_cut_while_it_is_open(self, path: FilePath):
         save(TensorDict({"a": ramp(1000)}), path)
