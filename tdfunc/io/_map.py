@@ -24,10 +24,18 @@ from tdfunc.errors import FileFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["as_buffer", "mapped_files", "tensors_in", "tensors_of", "write_all"]
+__all__ = [
+    "MAPPED",
+    "MappedFile",
+    "as_buffer",
+    "mapped_files",
+    "tensors_in",
+    "tensors_of",
+    "write_all",
+]
 
 # Leaves from this size on are mapped.
-_MAPPED = 64 * 1024
+MAPPED = 64 * 1024
 # As much is read at once, into one buffer; a tensor that is kept keeps no more alive.
 _BUFFER = 1024 * 1024
 # Bytes between two leaves that are read along rather than skipped with another call.
@@ -137,7 +145,7 @@ def tensors_in(descriptor: int, places: Sequence[_TensorPlace]) -> list[torch.Te
         end = max(end, reach)
         if size == 0:
             out[i] = torch.empty(shape, dtype=dtype)
-        elif size < _MAPPED:
+        elif size < MAPPED:
             read.append((offset, size, i, count, dtype, shape))
         else:
             mapped.append((offset, size, i, count, dtype, shape))
@@ -191,14 +199,16 @@ def tensors_of(files: Sequence[_FilePlace]) -> list[torch.Tensor]:
                 raise _no_file(directory, name, error) from error
             raise
         try:
-            if size >= _MAPPED:
+            if size >= MAPPED:
                 out += tensors_in(descriptor, [(0, dtype, shape)])
                 continue
             if used + size > len(left):
                 left, used = _memory(_BUFFER), 0
             got = read(descriptor, [left[used : used + size]])
+            if got == 0:
+                raise _too_short(descriptor, size, 0)
             if got != size:
-                # Signals and odd file systems give less than they have, too.
+                # Some file systems give less than they have.
                 _read_into(descriptor, left[used : used + size], 0)
         except IsADirectoryError as error:
             raise _no_file(directory, name, error) from error
@@ -384,10 +394,15 @@ def _path_of(descriptor: int) -> str | None:
 
 
 def _too_short(descriptor: int, wanted: int, length: int) -> FileFormatError:
+    path = _path_of(descriptor)
     if not S_ISREG(os.fstat(descriptor).st_mode):
-        length = 0
+        return FileFormatError(
+            f"{path!r} holds no tensors",
+            expected="a regular file",
+            got="a directory, a pipe or a device",
+        )
     return FileFormatError(
-        f"the file {_path_of(descriptor)!r} ends before its tensors do: it was cut",
+        f"the file {path!r} ends before its tensors do: it was cut",
         expected=f"{wanted} bytes",
         got=f"{length} bytes",
     )
