@@ -147,10 +147,8 @@ def _joined(leaf: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
         return parts[0]
     jagged: Any = leaf
     values, offsets, *lengths = parts
-    if values is jagged.values() and offsets is jagged.offsets():
-        return leaf
-    parts_of_one = (values, offsets, lengths[0] if lengths else None)
-    return rebuild_jagged(*parts_of_one, jagged._ragged_idx)
+    holes = lengths[0] if lengths else None
+    return rebuild_jagged(values, offsets, holes, jagged._ragged_idx)
 
 
 def _is_dense(x: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from tdfunc._core.schema import ROWS, STATIC, UNBATCHED
 from tdfunc._core.statics import Statics
 from tdfunc._ops.members import Members, lazy_node
 from tdfunc.errors import (
+    FileFormatError,
     InvalidLeafError,
     MissingKeyError,
     PathThroughLeafError,
@@ -185,6 +186,10 @@ class Source(ABC):
         self.close()
 
 
+# By the id of a tensor that was met: it, which has to live for that, and its array.
+Known: TypeAlias = dict[int, tuple[Any, Array]]
+
+
 def levels_of(td: Node) -> Level:
     """Return a tree as levels, sharing its tensors.
 
@@ -193,7 +198,7 @@ def levels_of(td: Node) -> Level:
             placeholder, a tensor of a transform that runs, sparse, quantized or on
             the device "meta".
     """
-    arrays: dict[int, Array] = {}
+    arrays: Known = {}
     top = _level(td)
     pending: list[tuple[Path, Any, Level]] = [((), td, top)]
     while pending:
@@ -222,7 +227,7 @@ def _level(node: Any) -> Level:
 
 
 def _entries(
-    node: Any, path: Path, arrays: dict[int, Array]
+    node: Any, path: Path, arrays: Known
 ) -> Iterator[tuple[str, Entry | Node]]:
     """Yield the entries of a node in people's order; nested nodes as they are."""
     if type(node).is_lazy:
@@ -249,22 +254,23 @@ def _entries(
 
 
 def _array(
-    leaf: Any, path: Path, arrays: dict[int, Array], *, unbatched: bool = False
+    leaf: Any, path: Path, arrays: Known, *, unbatched: bool = False
 ) -> Array | Jagged:
     if isinstance(leaf, torch.Tensor) and leaf.is_nested:
         return _jagged(leaf, path, arrays)
-    known = arrays.get(id(leaf))
+    _, known = arrays.get(id(leaf), (None, None))
     if known is not None and known.unbatched == unbatched:
         return known
     if not (type(leaf) is torch.Tensor and leaf.is_cpu and _is_dense(leaf)):
         _check_written(leaf, path)
     tensor = leaf.detach() if leaf.requires_grad else leaf
     made = Array(leaf.dtype, tuple(leaf.shape), tensor, unbatched=unbatched)
-    arrays[id(leaf)] = made
+    # With the leaf: the parts of a jagged one would leave their ids to others.
+    arrays[id(leaf)] = leaf, made
     return made
 
 
-def _jagged(leaf: Any, path: Path, arrays: dict[int, Array]) -> Jagged:
+def _jagged(leaf: Any, path: Path, arrays: Known) -> Jagged:
     def part(tensor: Any) -> Any:
         return None if tensor is None else _array(tensor, path, arrays)
 
@@ -319,8 +325,11 @@ def tree_of(level: Level) -> Any:
             continue
         draft = Draft(path)
         for key, entry in below.entries.items():
-            plain = type(entry) is Array and not entry.unbatched
-            if plain and draft.take(key, entry.tensor, size, Node._plain):
+            if (
+                isinstance(entry, Array)
+                and not entry.unbatched
+                and draft.take(key, entry.tensor, size, Node._plain)
+            ):
                 continue
             here = (*path, key)
             if isinstance(entry, Level):
@@ -345,19 +354,44 @@ def _part_of(
             raise misfit(path, codes.shape, size)
         kind = ROWS - (codes.dim() - len(size))
         return Part(kind, 0, (codes,), Statics((table,)))
-    tensor = _joined(entry) if isinstance(entry, Jagged) else entry.tensor
+    tensor = _joined(entry, path) if isinstance(entry, Jagged) else entry.tensor
     if isinstance(entry, Array) and entry.unbatched:
         return Part(UNBATCHED, 0, (), Statics((tensor,)))
     return as_part(tensor, path, size, Node._plain)
 
 
-def _joined(entry: Jagged) -> torch.Tensor:
+def _joined(entry: Jagged, path: Path) -> torch.Tensor:
     values: Any = entry.values.tensor
-    offsets = entry.offsets.tensor
+    offsets: Any = entry.offsets.tensor
     lengths = None if entry.lengths is None else entry.lengths.tensor
+    fits = 0 < entry.ragged_dim <= values.dim() and _are_rows(
+        offsets, lengths, values.shape[entry.ragged_dim - 1]
+    )
+    if not fits:
+        # torch does not look, and reads what lies behind the values.
+        raise FileFormatError(
+            "the rows of this jagged tensor do not lie in its values",
+            path=path,
+            expected=f"offsets that grow from 0 on, in values {list(values.shape)}",
+            got=f"{list(offsets.shape)} offsets, ragged dim {entry.ragged_dim}",
+        )
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, lengths, jagged_dim=entry.ragged_dim
     )
+
+
+def _are_rows(offsets: torch.Tensor, lengths: torch.Tensor | None, count: int) -> bool:
+    kinds = {torch.int32, torch.int64}
+    if offsets.dim() != 1 or not offsets.numel() or offsets.dtype not in kinds:
+        return False
+    rows = offsets[1:] - offsets[:-1]
+    least = rows if lengths is None else lengths
+    if least.shape != rows.shape or least.dtype not in kinds:
+        return False
+    if offsets.device.type == "meta":
+        return True
+    inside = int(offsets[0]) >= 0 and int(offsets[-1]) <= count
+    return inside and bool(((least >= 0) & (least <= rows)).all())
 
 
 def iter_levels(level: Level) -> Iterator[tuple[Path, Level]]:
