@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from tdfunc.errors import FileFormatError, FormatLimitError, PickleRefusedError
+from tdfunc.io._map import as_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -407,9 +408,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _tensor_parts(tensor: torch.Tensor, _: _Inner) -> list[Any]:
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
-    return [dtype_name(flat.dtype), list(flat.shape), _base64(raw)]
+    raw = _base64(as_buffer(tensor))
+    return [dtype_name(tensor.dtype), list(tensor.shape), raw]
 
 
 def _tensor(parts: Any, _: _Inner) -> torch.Tensor:
