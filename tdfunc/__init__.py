@@ -12,6 +12,7 @@ from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
 from tdfunc import interop as interop
+from tdfunc import io as io
 from tdfunc import nn as nn
 from tdfunc import objectives as objectives
 from tdfunc import optim as optim
@@ -341,12 +342,23 @@ from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
 
+# Files
+from tdfunc.io import from_consolidated as from_consolidated
+from tdfunc.io import load as load
+from tdfunc.io import load_memmap as load_memmap
+from tdfunc.io import load_safetensors as load_safetensors
+from tdfunc.io import memmap as memmap
+from tdfunc.io import save as save
+from tdfunc.io import save_async as save_async
+from tdfunc.io import save_safetensors as save_safetensors
+
 __version__ = "0.1.0"
 
 __all__ = [
     "errors",
     "func",
     "interop",
+    "io",
     "nn",
     "objectives",
     "optim",
@@ -668,4 +680,12 @@ __all__ = [
     "vjp",
     "vmap",
     "while_loop",
+    "from_consolidated",
+    "load",
+    "load_memmap",
+    "load_safetensors",
+    "memmap",
+    "save",
+    "save_async",
+    "save_safetensors",
 ]

@@ -29,7 +29,7 @@ from tdfunc.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from tdfunc.typing import Path
@@ -300,8 +300,13 @@ def _has_memory(leaf: torch.Tensor) -> bool:
     return True
 
 
-def tree_of(level: Level) -> Any:
+def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> Any:
     """Return the tree of levels whose arrays have their tensors, sharing them.
+
+    Args:
+        level: the levels.
+        made: what becomes of each node that is no lazy stack, called with its level
+            and the plain node, children before their parents; None to keep it.
 
     Raises:
         BatchSizeError: an entry does not start with the batch size of its node.
@@ -327,7 +332,8 @@ def tree_of(level: Level) -> Any:
                 draft.add(key, _part_of(entry, here, size))
         part = draft.close(Node._plain)
         schema: Any = part.kid
-        nodes[id(below)] = make(schema, part.leaves, part.statics, size, below.names)
+        node = make(schema, part.leaves, part.statics, size, below.names)
+        nodes[id(below)] = node if made is None else made(below, node)
     return nodes[id(level)]
 
 

@@ -17,6 +17,10 @@ def _unheard(count: int) -> None:
     """Take a count of bytes that nobody asked for."""
 
 
+def _unawaited() -> None:
+    """Be told that all is checked, for which nobody waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """How to write.
@@ -28,6 +32,8 @@ class WriteOptions:
         allow_pickle: pickle statics that have no other form.
         compression: of the arrays in an archive.
         progress: called with every count of bytes of arrays that were written.
+        ready: called once when all is checked and the first byte is to be written,
+            inside the block of `new_file` or `new_directory`.
     """
 
     overwrite: bool = False
@@ -36,6 +42,7 @@ class WriteOptions:
     allow_pickle: bool = False
     compression: Compression | None = None
     progress: Callable[[int], None] = _unheard
+    ready: Callable[[], None] = _unawaited
 
 
 @dataclass(frozen=True, slots=True)
