@@ -256,8 +256,10 @@ def _array(
     known = arrays.get(id(leaf))
     if known is not None and known.unbatched == unbatched:
         return known
-    _check_written(leaf, path)
-    made = Array(leaf.dtype, tuple(leaf.shape), leaf.detach(), unbatched=unbatched)
+    if not (type(leaf) is torch.Tensor and leaf.is_cpu and _is_dense(leaf)):
+        _check_written(leaf, path)
+    tensor = leaf.detach() if leaf.requires_grad else leaf
+    made = Array(leaf.dtype, tuple(leaf.shape), tensor, unbatched=unbatched)
     arrays[id(leaf)] = made
     return made
 
@@ -275,12 +277,10 @@ def _check_written(leaf: Any, path: Path) -> None:
     if isinstance(leaf, torch.Tensor):
         if leaf.device.type == "meta":
             kind = "a tensor without data, on the device 'meta'"
-        elif leaf.layout is not torch.strided:
-            kind = f"a tensor of layout {leaf.layout}"
-        elif leaf.is_quantized:
-            kind = f"a quantized tensor, {leaf.dtype}"
-        elif _has_memory(leaf):
+        elif _is_dense(leaf):
             return
+        elif leaf.layout is not torch.strided or leaf.is_quantized:
+            kind = f"a tensor of {leaf.dtype} and layout {leaf.layout}"
         else:
             kind = f"{kind} without memory: a tensor inside a transform"
     raise InvalidLeafError(
@@ -292,12 +292,12 @@ def _check_written(leaf: Any, path: Path) -> None:
     )
 
 
-def _has_memory(leaf: torch.Tensor) -> bool:
+def _is_dense(leaf: torch.Tensor) -> bool:
     try:
         leaf.data_ptr()
-    except RuntimeError:  # wrapped by a transform, or fake
+    except RuntimeError:  # sparse, wrapped by a transform, or fake
         return False
-    return True
+    return leaf.layout is torch.strided and not leaf.is_quantized
 
 
 def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> Any:
@@ -324,6 +324,9 @@ def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> An
             continue
         draft = Draft(path)
         for key, entry in below.entries.items():
+            plain = type(entry) is Array and not entry.unbatched
+            if plain and draft.take(key, entry.tensor, size, Node._plain):
+                continue
             here = (*path, key)
             if isinstance(entry, Level):
                 node = nodes.pop(id(entry))

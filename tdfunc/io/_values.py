@@ -3,8 +3,8 @@
 What JSON has is written as it is. Everything else is an object with two members, the
 name of its type under ``"$"`` and what it is made of under ``"v"``; a mapping with
 keys that are not text, or with the key ``"$"``, is one too. The types are those of
-`_KINDS`, and no class is found by a name in a file. Other values are pickled, if that is
-allowed on both sides.
+`_FORMS`, and no class is found by a name in a file. Other values are pickled, if that
+is allowed on both sides.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path as FilePath
-from pathlib import PurePath, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -44,9 +44,13 @@ __all__ = [
 
 _TAG, _PARTS = "$", "v"
 
+_PICKLE = "pickle"
+
+_MOST_SHOWN = 80  # characters of a value in an error
+
 _MOST_DEPTH = 100  # of values in values; Python's own parser has an end too
 
-# Python turns no longer text than this into an integer, unless its base is a power of 2.
+# Python makes an integer of no longer text than this, unless in a base of 2, 4, 8 ...
 _LONG_INTEGER = 1 << 4096
 
 # What NumPy can rebuild from the bytes and a short name: numbers, text, times.
@@ -111,7 +115,7 @@ def loads(raw: bytes | str, name: str) -> Any:
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
         return json.loads(text, object_pairs_hook=unique)
-    except FileFormatError:
+    except FileFormatError:  # a ValueError too
         raise
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
@@ -124,21 +128,15 @@ def is_plain(value: Any) -> bool:
     while pending:
         here, depth = pending.pop()
         kind = type(here)
-        if kind is str:
-            if not _is_text(here):
-                return False
-        elif kind is int:
-            if not -_LONG_INTEGER < here < _LONG_INTEGER:
-                return False
-        elif kind is list or kind is dict:
+        if kind is list or kind is dict:
             if depth == _MOST_DEPTH:
                 return False
-            if kind is dict:
-                if any([type(key) is not str or not _is_text(key) for key in here]):
-                    return False
-                here = here.values()
-            pending += [(part, depth + 1) for part in here]
-        elif here is not None and kind is not bool and kind is not float:
+            keys = list(here) if kind is dict else []
+            parts = [here[key] for key in keys] if kind is dict else here
+            if not all([type(key) is str and _is_text(key) for key in keys]):
+                return False
+            pending += [(part, depth + 1) for part in parts]
+        elif not (_is_atom(here) or kind is float):
             return False
     return True
 
@@ -185,7 +183,7 @@ def from_json(data: Any, *, allow_pickle: bool, name: str) -> Any:
 
 def _shown(value: Any) -> str:
     text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def _is_text(value: str) -> bool:
@@ -199,21 +197,21 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _tagged(kind: str, parts: Any) -> dict[str, Any]:
-    return {_TAG: kind, _PARTS: parts}
+def _is_atom(value: Any) -> bool:
+    """Return whether a value is as it is in JSON, of all parsers."""
+    kind = type(value)
+    if kind is str:
+        return _is_text(value)
+    if kind is int:
+        return -_LONG_INTEGER < value < _LONG_INTEGER
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind is bool
 
 
 def _encoded(value: Any, path: Path, depth: int, *, allow_pickle: bool) -> Any:
-    kind = type(value)
-    if value is None or kind is bool:
+    if _is_atom(value):
         return value
-    if kind is str:
-        return value if _is_text(value) else _tagged("str", _text_bytes(value))
-    if kind is int:
-        small = -_LONG_INTEGER < value < _LONG_INTEGER
-        return value if small else _tagged("int", hex(value))
-    if kind is float:
-        return value if math.isfinite(value) else _tagged("float", repr(value))
     if depth > _MOST_DEPTH:
         raise FormatLimitError(
             "a value is nested too deeply for a file, or contains itself",
@@ -224,89 +222,31 @@ def _encoded(value: Any, path: Path, depth: int, *, allow_pickle: bool) -> Any:
     def inner(part: Any) -> Any:
         return _encoded(part, path, depth + 1, allow_pickle=allow_pickle)
 
-    if kind is list:
+    if type(value) is list:
         return [inner(part) for part in value]
-    if kind is dict:
-        if all([type(key) is str and _is_text(key) for key in value]) and (
-            _TAG not in value
-        ):
-            return {key: inner(part) for key, part in value.items()}
-        return _tagged("dict", [[inner(k), inner(v)] for k, v in value.items()])
-    if kind in _CONTAINERS:
-        parts = [inner(part) for part in value]
-        if kind in (set, frozenset):  # the same file every time
-            parts.sort(key=json.dumps)
-        return _tagged(_CONTAINERS[kind], parts)
-    if kind is OrderedDict:
-        return _tagged("OrderedDict", [[inner(k), inner(v)] for k, v in value.items()])
-    if kind is slice:
-        parts = [inner(p) for p in (value.start, value.stop, value.step)]
-        return _tagged("slice", parts)
-    exact = _exactly(value, kind)
-    return _pickled(value, path, allow_pickle=allow_pickle) if exact is None else exact
+    if type(value) is dict and _TAG not in value and all(map(_is_key, value)):
+        return {key: inner(part) for key, part in value.items()}
+    found = _form_of(value)
+    if found is None:
+        return _pickled(value, path, allow_pickle=allow_pickle)
+    name, form = found
+    return {_TAG: name, _PARTS: form.parts(value, inner)}
 
 
-def _exactly(value: Any, kind: type[Any]) -> Any:
-    """Return a value of one of the other types as JSON, None if it is of none."""
-    if isinstance(value, torch.Tensor):
-        return _tensor_parts(value) if kind is torch.Tensor else None
-    if isinstance(value, np.ndarray):
-        exact = kind is np.ndarray and value.dtype.kind in _ARRAY_KINDS
-        return _tagged("array", _array_parts(value)) if exact else None
-    if isinstance(value, np.generic):
-        exact = value.dtype.kind in _ARRAY_KINDS and kind is value.dtype.type
-        return _tagged("scalar", _array_parts(np.asarray(value))) if exact else None
-    for name, (cls, parts_of, made) in _KINDS.items():
-        if kind is not cls:
-            continue
-        parts = parts_of(value)
-        # Some values of a type are more than these parts: a time has a fold, and the
-        # zone of its place.
-        return _tagged(name, parts) if _is_same(made(parts), value) else None
-    return None
+def _is_key(key: Any) -> bool:
+    return type(key) is str and _is_text(key)
 
 
-def _is_same(made: Any, value: Any) -> bool:
-    return repr(made) == repr(value)
-
-
-def _text_bytes(value: str) -> str:
-    return value.encode("utf-8", "surrogatepass").hex()
-
-
-def _base64(raw: Any) -> str:
-    return b64encode(raw).decode("ascii")
-
-
-def _array_parts(array: np.ndarray[Any, Any]) -> list[Any]:
-    return [array.dtype.str, list(array.shape), _base64(array.tobytes())]
-
-
-def _array(parts: Any) -> np.ndarray[Any, Any]:
-    name, shape, raw = parts
-    dtype = np.dtype(str(name))
-    if dtype.kind not in _ARRAY_KINDS:
-        raise ValueError(name)
-    return np.frombuffer(b64decode(raw), dtype).reshape(shape).copy()
-
-
-def _tensor_parts(tensor: torch.Tensor) -> Any:
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+def _form_of(value: Any) -> tuple[str, _Form] | None:
+    """Return the form of a value and its name, None if it has none."""
+    kind = type(value)
+    if isinstance(value, np.generic) and type(value) is value.dtype.type:
+        kind = np.generic
+    name = _NAMES.get(kind)
+    if name is None:
         return None
-    if tensor.device.type == "meta":
-        return None
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
-    return _tagged("tensor", [dtype_name(flat.dtype), list(flat.shape), _base64(raw)])
-
-
-def _tensor(parts: Any, name: str) -> torch.Tensor:
-    kind, shape, raw = parts
-    dtype = dtype_of(kind, name)
-    data = bytearray(b64decode(raw))
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+    form = _FORMS[name]
+    return (name, form) if form.has(value) else None
 
 
 def _pickled(value: Any, path: Path, *, allow_pickle: bool) -> Any:
@@ -320,12 +260,13 @@ def _pickled(value: Any, path: Path, *, allow_pickle: bool) -> Any:
             fix="td.drop(path), or allow_pickle=True here and in load",
         )
     try:
-        return _tagged("pickle", _base64(pickle.dumps(value, protocol=4)))
+        raw = pickle.dumps(value, protocol=4)
     except Exception as error:
         # `__reduce__` of a class raises what it likes.
         raise FormatLimitError(
             "this value can not be pickled", path=path, got=f"{kind}: {error}"
         ) from error
+    return {_TAG: _PICKLE, _PARTS: _base64(raw)}
 
 
 def _decoded(data: Any, *, allow_pickle: bool, name: str) -> Any:
@@ -340,101 +281,194 @@ def _decoded(data: Any, *, allow_pickle: bool, name: str) -> Any:
         return {key: inner(part) for key, part in data.items()}
     if data.keys() != {_TAG, _PARTS}:
         raise FileFormatError(f"{name}: a tagged value has no parts", got=_shown(data))
-    kind, parts = data[_TAG], data[_PARTS]
-    if kind == "pickle":
-        if not allow_pickle:
-            raise PickleRefusedError(
-                f"{name}: a value was pickled",
-                expected="no pickle, which runs what it is told to",
-                fix="load(path, allow_pickle=True), if you trust the file",
-            )
-        return pickle.loads(b64decode(parts))  # noqa: S301 - asked for by the caller
-    if kind in _MADE_OF_PARTS:
-        return _MADE_OF_PARTS[kind]([inner(part) for part in parts])
-    if kind in ("dict", "OrderedDict"):
-        pairs = [(inner(key), inner(part)) for key, part in parts]
-        return dict(pairs) if kind == "dict" else OrderedDict(pairs)
-    if kind == "slice":
-        start, stop, step = parts
-        return slice(inner(start), inner(stop), inner(step))
-    if kind == "tensor":
-        return _tensor(parts, name)
-    if kind == "array":
-        return _array(parts)
-    if kind == "scalar":
-        return _array(parts)[()]
-    if kind in _TEXTS:
-        return _TEXTS[kind](parts)
-    if kind in _KINDS:
-        return _KINDS[kind][2](parts)
-    raise FileFormatError(
-        f"{name}: a value is of no kind that is known", got=_shown(kind)
+    if data[_TAG] == _PICKLE:
+        return _unpickled(data[_PARTS], allow_pickle=allow_pickle, name=name)
+    form = _FORMS.get(data[_TAG])
+    if form is None:
+        raise FileFormatError(
+            f"{name}: a value is of no kind that is known", got=_shown(data[_TAG])
+        )
+    return form.made(data[_PARTS], inner)
+
+
+def _unpickled(raw: Any, *, allow_pickle: bool, name: str) -> Any:
+    if not allow_pickle:
+        raise PickleRefusedError(
+            f"{name}: a value was pickled",
+            expected="no pickle, which runs what it is told to",
+            fix="load(path, allow_pickle=True), if you trust the file",
+        )
+    return pickle.loads(_bytes(raw))  # noqa: S301 - asked for by the caller
+
+
+_Inner: TypeAlias = "Callable[[Any], Any]"
+
+
+class _Form(NamedTuple):
+    """A type: its parts as JSON, a value of parts, and which values it holds."""
+
+    cls: type[Any]
+    parts: Callable[[Any, _Inner], Any]
+    made: Callable[[Any, _Inner], Any]
+    has: Callable[[Any], bool] = lambda _: True
+
+
+def _of_parts(cls: type[Any]) -> _Form:
+    """Return the form of a container that is made of a list of its parts."""
+    return _Form(
+        cls,
+        lambda value, inner: [inner(part) for part in value],
+        lambda parts, inner: cls([inner(part) for part in _listed(parts)]),
     )
 
 
-def _ints(value: Any) -> list[int]:
-    return [int(part) for part in value]
+def _of_set(cls: type[Any]) -> _Form:
+    """Return the form of a set, which is the same file every time."""
+    return _Form(
+        cls,
+        lambda value, inner: sorted([inner(part) for part in value], key=json.dumps),
+        lambda parts, inner: cls([inner(part) for part in _listed(parts)]),
+    )
 
 
-def _dtype(name: Any) -> torch.dtype:
-    return _DTYPES[name]
+def _of_pairs(cls: type[Any]) -> _Form:
+    return _Form(
+        cls,
+        lambda value, inner: [[inner(k), inner(v)] for k, v in value.items()],
+        lambda parts, inner: cls([(inner(k), inner(v)) for k, v in _listed(parts)]),
+    )
 
 
-_CONTAINERS: dict[type[Any], str] = {
-    tuple: "tuple",
-    set: "set",
-    frozenset: "frozenset",
-}
+def _of_text(
+    cls: type[Any], parts: Callable[[Any], Any], made: Callable[[Any], Any]
+) -> _Form:
+    """Return the form of a type whose values are all that their parts say.
 
-_MADE_OF_PARTS: dict[Any, Callable[[list[Any]], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+    Some are more: a time has a fold, and the zone of a place.
+    """
+    return _Form(
+        cls,
+        lambda value, _: parts(value),
+        lambda text, _: made(text),
+        lambda value: repr(made(parts(value))) == repr(value),
+    )
 
-# What is text or a number in Python too, and JSON has not all of it.
-_TEXTS: dict[Any, Callable[[Any], Any]] = {
-    "str": lambda parts: bytes.fromhex(parts).decode("utf-8", "surrogatepass"),
-    "int": lambda parts: int(parts, 16),
-    "float": float,
-}
 
-# The type, its parts as JSON, and a value of parts.
-_KINDS: dict[Any, tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "complex": (
-        complex,
-        lambda value: [repr(value.real), repr(value.imag)],
-        lambda parts: complex(float(parts[0]), float(parts[1])),
+def _base64(raw: Any) -> str:
+    return b64encode(raw).decode("ascii")
+
+
+def _bytes(text: Any) -> bytes:
+    return b64decode(text, validate=True)
+
+
+def _listed(parts: Any) -> list[Any]:
+    if not isinstance(parts, list):
+        raise TypeError(parts)
+    return parts
+
+
+def _ints(parts: Any) -> list[int]:
+    return [int(part) for part in parts]
+
+
+def _array_parts(array: Any, _: _Inner) -> list[Any]:
+    return [array.dtype.str, list(array.shape), _base64(array.tobytes())]
+
+
+def _array(parts: Any, _: _Inner) -> np.ndarray[Any, Any]:
+    name, shape, raw = parts
+    dtype = np.dtype(str(name))
+    if dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(name)
+    return np.frombuffer(_bytes(raw), dtype).reshape(shape).copy()
+
+
+def _is_array(value: Any) -> bool:
+    return value.dtype.kind in _ARRAY_KINDS
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    dense = tensor.layout is torch.strided and not tensor.is_nested
+    return dense and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def _tensor_parts(tensor: torch.Tensor, _: _Inner) -> list[Any]:
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
+    return [dtype_name(flat.dtype), list(flat.shape), _base64(raw)]
+
+
+def _tensor(parts: Any, _: _Inner) -> torch.Tensor:
+    name, shape, raw = parts
+    data = bytearray(_bytes(raw))
+    if not data:
+        return torch.empty(shape, dtype=_DTYPES[name])
+    return torch.frombuffer(data, dtype=_DTYPES[name]).reshape(shape)
+
+
+_FORMS: dict[Any, _Form] = {
+    # What JSON has, but not all of it.
+    "str": _of_text(
+        str,
+        lambda value: value.encode("utf-8", "surrogatepass").hex(),
+        lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     ),
-    "bytes": (bytes, _base64, b64decode),
-    "bytearray": (bytearray, _base64, lambda parts: bytearray(b64decode(parts))),
-    "range": (
+    "int": _Form(int, lambda value, _: hex(value), lambda text, _: int(text, 16)),
+    "float": _of_text(float, repr, float),
+    "dict": _of_pairs(dict),
+    "OrderedDict": _of_pairs(OrderedDict),
+    "tuple": _of_parts(tuple),
+    "set": _of_set(set),
+    "frozenset": _of_set(frozenset),
+    "slice": _Form(
+        slice,
+        lambda value, inner: [inner(p) for p in (value.start, value.stop, value.step)],
+        lambda parts, inner: slice(*[inner(parts[at]) for at in range(3)]),
+    ),
+    "range": _of_text(
         range,
         lambda value: [value.start, value.stop, value.step],
         lambda parts: range(*_ints(parts)),
     ),
-    "Ellipsis": (type(...), lambda _: None, lambda _: ...),
-    "Size": (torch.Size, list, lambda parts: torch.Size(_ints(parts))),
-    "dtype": (torch.dtype, dtype_name, _dtype),
-    "device": (torch.device, str, torch.device),
-    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
-    "date": (date, date.isoformat, date.fromisoformat),
-    "time": (time, time.isoformat, time.fromisoformat),
-    "timedelta": (
+    "Ellipsis": _of_text(type(...), lambda _: None, lambda _: ...),
+    "complex": _of_text(
+        complex,
+        lambda value: [repr(value.real), repr(value.imag)],
+        lambda parts: complex(*[float(part) for part in parts]),
+    ),
+    "bytes": _of_text(bytes, _base64, _bytes),
+    "bytearray": _of_text(bytearray, _base64, lambda text: bytearray(_bytes(text))),
+    "datetime": _of_text(datetime, datetime.isoformat, datetime.fromisoformat),
+    "date": _of_text(date, date.isoformat, date.fromisoformat),
+    "time": _of_text(time, time.isoformat, time.fromisoformat),
+    "timedelta": _of_text(
         timedelta,
         lambda value: [value.days, value.seconds, value.microseconds],
         lambda parts: timedelta(*_ints(parts)),
     ),
-    "timezone": (
+    "timezone": _of_text(
         timezone,
         lambda value: value.utcoffset(None).total_seconds(),
-        lambda parts: timezone(timedelta(seconds=parts)),
+        lambda seconds: timezone(timedelta(seconds=seconds)),
     ),
-    "Decimal": (Decimal, str, Decimal),
-    "Fraction": (Fraction, str, Fraction),
-    "UUID": (UUID, str, UUID),
-    "Path": (type(FilePath()), str, FilePath),
-    "PurePath": (type(PurePath()), str, PurePath),
-    "PurePosixPath": (PurePosixPath, str, PurePosixPath),
-    "PureWindowsPath": (PureWindowsPath, str, PureWindowsPath),
+    "Decimal": _of_text(Decimal, str, Decimal),
+    "Fraction": _of_text(Fraction, str, Fraction),
+    "UUID": _of_text(UUID, str, UUID),
+    "Path": _of_text(type(FilePath()), str, FilePath),
+    "PurePosixPath": _of_text(PurePosixPath, str, PurePosixPath),
+    "PureWindowsPath": _of_text(PureWindowsPath, str, PureWindowsPath),
+    "array": _Form(np.ndarray, _array_parts, _array, _is_array),
+    "scalar": _Form(
+        np.generic,
+        _array_parts,
+        lambda parts, inner: _array(parts, inner)[()],
+        _is_array,
+    ),
+    "tensor": _Form(torch.Tensor, _tensor_parts, _tensor, _is_dense),
+    "Size": _of_text(torch.Size, list, lambda parts: torch.Size(_ints(parts))),
+    "dtype": _of_text(torch.dtype, dtype_name, lambda name: _DTYPES[name]),
+    "device": _of_text(torch.device, str, torch.device),
 }
+
+_NAMES = {form.cls: name for name, form in _FORMS.items()}
