@@ -9,8 +9,9 @@ the same files: what lies where no element may is copied.
 from __future__ import annotations
 
 import os
+from operator import eq
 from stat import S_ISREG
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +22,7 @@ from tdfunc.errors import (
     OptionError,
 )
 from tdfunc.io._atomic import new_file
-from tdfunc.io._folder import Folder, files_of, outline_of
+from tdfunc.io._folder import META, Folder, files_of, outline_of
 from tdfunc.io._layout import Source
 from tdfunc.io._map import as_buffer, tensors_in
 from tdfunc.io._zip import METHODS, STORED, Writer, has_member, index, pieces
@@ -46,7 +47,6 @@ __all__ = [
     "write",
 ]
 
-_RECORD = "meta.json"
 _ARRAY = ".memmap"
 
 # What describes a tree may inflate to this much, and this many times the archive.
@@ -101,7 +101,7 @@ def method_of(compression: Compression | None) -> int:
 def place_of(where: Where) -> tuple[tuple[int, bool, str], ...]:
     """Return a key that sorts as the peer does: files, then what is in directories."""
     *above, name = where
-    return (*[(1, True, key) for key in above], (0, name != _RECORD, name))
+    return (*[(1, True, key) for key in above], (0, name != META, name))
 
 
 def member_names(files: Sequence[Where]) -> list[bytes]:
@@ -141,7 +141,7 @@ def recognises(path: Path) -> bool:
         return False
     try:
         regular = S_ISREG(os.fstat(descriptor).st_mode)
-        return regular and has_member(descriptor, _RECORD)
+        return regular and has_member(descriptor, META)
     except OSError:
         return False
     finally:
@@ -218,13 +218,34 @@ class Members(Folder):
 
     def locate(self, where: Where, nbytes: int) -> Member | None:
         member = self.members.get("/".join(where))
-        if member is not None and member.size != nbytes:
+        # Of what has no size of its own, only whether it is there is asked.
+        if member is not None and nbytes and member.size != nbytes:
             raise FileFormatError(
                 f"{self.name}: {member.name!r}: not the size of its array",
                 expected=f"{nbytes} bytes",
                 got=f"{member.size} bytes",
             )
         return member
+
+    def same(self, places: Sequence[Any]) -> bool:
+        first, *others = places
+        for other in others:
+            if (first.crc, first.size) != (other.crc, other.size):
+                return False
+            # The peer writes into stored arrays and leaves the checksums for later.
+            one, two = [
+                pieces(self.descriptor, m, self.name, check=False)
+                for m in (first, other)
+            ]
+            if not all(map(eq, one, two)):
+                return False
+        return True
+
+
+def _stored_at(array: Array) -> tuple[int, torch.dtype, tuple[int, ...]]:
+    # An array without elements has no file.
+    start = 0 if array.place is None else array.place.start
+    return start, array.dtype, array.shape
 
 
 class _Archive(Source):
@@ -242,16 +263,17 @@ class _Archive(Source):
         descriptor = self._members.descriptor
         stored: list[Array] = []
         for array in arrays:
-            if array.place.method == STORED:
+            if array.tensor is not None:
+                continue
+            if array.place is None or array.place.method == STORED:
                 stored.append(array)
             else:
                 array.tensor = self._inflated(array)
                 self._options.progress(array.nbytes)
-        found = tensors_in(
-            descriptor, [(a.place.start, a.dtype, a.shape) for a in stored]
-        )
+        places = [_stored_at(array) for array in stored]
+        found = tensors_in(descriptor, places)
         for array, tensor in zip(stored, found, strict=True):
-            if self._options.verify:
+            if self._options.verify and array.place is not None:
                 for _ in pieces(descriptor, array.place, self.name):
                     pass
             array.tensor = tensor
@@ -263,7 +285,8 @@ class _Archive(Source):
         except RuntimeError as error:
             name = array.place.name
             raise MemoryError(f"{self.name}: {name!r}: {error}") from error
-        memory, at = memoryview(raw.numpy()), 0
+        plain: Any = raw.numpy()
+        memory, at = memoryview(plain), 0
         for piece in pieces(self._members.descriptor, array.place, self.name):
             memory[at : at + len(piece)] = piece
             at += len(piece)

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
 from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
-from tdfunc.io._atomic import is_temporary, new_directory, new_file
-from tdfunc.io._folder import outline_of
+from tdfunc.io._atomic import TEMPORARY, new_directory, new_file
+from tdfunc.io._directory import _Walk
+from tdfunc.io._folder import META, outline_of
 from tdfunc.io._layout import iter_arrays
 from tdfunc.io._map import write_all
 from tdfunc.io._options import ReadOptions
 from tdfunc.io._zip import STORED, Writer, is_plain, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Generator, Iterator
 
     from tdfunc.io._folder import Where
     from tdfunc.io._options import Compression
@@ -32,11 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["pack_memmap", "unpack_memmap"]
 
-_RECORD = "meta.json"
 _ARRAY = ".memmap"
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_ENTER = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _PIECE = 1 << 20
@@ -92,16 +89,15 @@ def pack_memmap(
     """
     method = method_of(compression)
     source = Path(directory)
-    with _Walk.into(source) as walk:
-        files = _files_below(walk)
+    with _opened_directory(source) as walk:
+        files = _files_below(walk, source)
         names = member_names(files)
         with (
             new_file(Path(archive), overwrite=overwrite, durable=durable) as to,
             Writer(to) as out,
         ):
             for name, where in zip(names, files, strict=True):
-                walk.go(where[:-1])
-                _pack_file(out, name, walk, where[-1], method)
+                _pack_file(out, name, walk, source, where, method)
 
 
 def unpack_memmap(
@@ -149,11 +145,11 @@ def unpack_memmap(
         _check_unpacked(members)
         with (
             new_directory(Path(directory), overwrite=overwrite, durable=durable) as to,
-            _Walk(os.dup(to), os.fspath(directory)) as walk,
+            _Walk(to, os.fspath(directory)) as walk,
         ):
             for where, member in _in_order(members):
-                walk.go(where[:-1], make=True)
-                new = os.open(where[-1], _NEW, 0o666, dir_fd=walk.here)
+                here = walk.enter(where[:-1], make=True)
+                new = os.open(where[-1], _NEW, 0o666, dir_fd=here)
                 try:
                     _unpack_file(members, member, new)
                 finally:
@@ -162,90 +158,30 @@ def unpack_memmap(
         os.close(descriptor)
 
 
-class _Walk:
-    """A place in a tree of directories, that moves; a context manager.
-
-    Attributes:
-        here: the descriptor of the directory.
-    """
-
-    def __init__(self, descriptor: int, root: str) -> None:
-        self.here = descriptor
-        self._root = root
-        self._where: list[str] = []
-        self._passed = [_identity(descriptor)]
-
-    @classmethod
-    def into(cls, directory: Path) -> Self:
-        """Start at a directory that is there."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
-        try:
-            return cls(os.open(directory, flags), str(directory))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise MissingFileError(
-                f"there is no directory {str(directory)!r}"
-            ) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        os.close(self.here)
-
-    def name_of(self, name: str) -> str:
-        """Return the path of something here, for an error message."""
-        return str(Path(self._root, *self._where, name))
-
-    def go(self, where: Sequence[str], *, make: bool = False) -> None:
-        """Move to a place below the root; `make` makes directories on the way."""
-        old = self._where
-        common = 0
-        for name, new in zip(old, where, strict=False):
-            if name != new:
-                break
-            common += 1
-        while len(old) > common:
-            self._enter("..")
-            old.pop()
-            self._passed.pop()
-            # Who moves directories about meanwhile does not lead us elsewhere.
-            if _identity(self.here) != self._passed[-1]:
-                raise FileFormatError(f"{self._root}: changes while it is read")
-        for name in where[common:]:
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=self.here)
-            self._enter(name)
-            old.append(name)
-            self._passed.append(_identity(self.here))
-
-    def _enter(self, name: str) -> None:
-        below = os.open(name, _ENTER, dir_fd=self.here)
-        os.close(self.here)
-        self.here = below
+@contextmanager
+def _opened_directory(directory: Path) -> Generator[_Walk]:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+    try:
+        root = os.open(directory, flags)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(f"there is no directory {str(directory)!r}") from error
+    try:
+        with _Walk(root, str(directory)) as walk:
+            yield walk
+    finally:
+        os.close(root)
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def _files_below(walk: _Walk) -> list[Where]:
+def _files_below(walk: _Walk, root: Path) -> list[Where]:
     """Return all files of a tree of directories, in the order of an archive."""
     found: list[Where] = []
     pending: list[Where] = [()]
     while pending:
         above = pending.pop()
-        walk.go(above)
-        with os.scandir(walk.here) as entries:
+        with os.scandir(walk.enter(above)) as entries:
             for entry in entries:
                 name = entry.name
-                if is_temporary(name):
+                if name.startswith(TEMPORARY):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append((*above, name))
@@ -253,21 +189,22 @@ def _files_below(walk: _Walk) -> list[Where]:
                     found.append((*above, name))
                 else:
                     raise FileFormatError(
-                        f"{walk.name_of(name)}: this can not be in an archive",
+                        f"{root.joinpath(*above, name)}: this can not be in an archive",
                         expected="a regular file, with a name that any system takes",
                     )
-    walk.go(())
-    if (_RECORD,) not in found:
-        raise FileFormatError(f"{walk.name_of(_RECORD)}: is not there: no saved tree")
+    if (META,) not in found:
+        raise FileFormatError(f"{root / META}: is not there: no saved tree")
     return sorted(found, key=place_of)
 
 
-def _pack_file(out: Writer, name: bytes, walk: _Walk, file: str, method: int) -> None:
-    array = file.endswith(_ARRAY)
+def _pack_file(
+    out: Writer, name: bytes, walk: _Walk, root: Path, where: Where, method: int
+) -> None:
+    array = where[-1].endswith(_ARRAY)
     try:
-        descriptor = os.open(file, _READ, dir_fd=walk.here)
+        descriptor = os.open(where[-1], _READ, dir_fd=walk.enter(where[:-1]))
     except FileNotFoundError as error:
-        raise _changes(walk, file) from error
+        raise _changes(root, where) from error
     try:
         size = os.fstat(descriptor).st_size
         if size > _PIECE or (array and method != STORED):
@@ -276,14 +213,14 @@ def _pack_file(out: Writer, name: bytes, walk: _Walk, file: str, method: int) ->
             return
         data = os.pread(descriptor, size, 0)
         if len(data) < size:
-            raise _changes(walk, file)
+            raise _changes(root, where)
         out.store(name, data, align=array)
     finally:
         os.close(descriptor)
 
 
-def _changes(walk: _Walk, file: str) -> FileFormatError:
-    return FileFormatError(f"{walk.name_of(file)}: changes while it is read")
+def _changes(root: Path, where: Where) -> FileFormatError:
+    return FileFormatError(f"{root.joinpath(*where)}: changes while it is read")
 
 
 def _pieces_of(descriptor: int, size: int) -> Iterator[bytes | int]:
@@ -318,8 +255,8 @@ def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
 def _check_unpacked(members: Members) -> None:
     """Refuse what can not be a directory, before anything is made."""
     name, files = members.name, members.members
-    if _RECORD not in files:
-        raise FileFormatError(f"{name}: there is no {_RECORD!r} in it: no saved tree")
+    if META not in files:
+        raise FileFormatError(f"{name}: there is no {META!r} in it: no saved tree")
     passed: set[str] = set()
     for member in files:
         if max(map(len, member.encode().split(b"/"))) > _LONGEST_NAME:
