@@ -74,6 +74,7 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
         new_file(path, overwrite=options.overwrite, durable=options.durable) as to,
         Writer(to) as out,
     ):
+        options.ready()
         for name, (_, content) in zip(names, files, strict=True):
             if isinstance(content, bytes):
                 out.store(name, content, align=False)

@@ -58,6 +58,7 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
         ) as root,
         _Walk(root, str(path)) as walk,
     ):
+        options.ready()
         if not options.atomic:
             _clear(root)
         linked: dict[int, Where] = {}

@@ -869,6 +869,8 @@ def test_a_tree_deeper_than_files_go(format: str, tmp_path: Path) -> None:
         assert [] == [*tmp_path.iterdir()]
     else:
         assert tdfunc.load(path)._schema is td._schema
+        if path.is_dir():  # deeper than shutil can remove it
+            td.drop("n").save(path, overwrite=True)
 
 
 @every_format
