@@ -72,10 +72,11 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
                 if known is None or not _link(walk, known, where):
                     buffer = _map.as_buffer(_tensor_of(data))
                     _write(walk.enter(where[:-1]), where[-1], [buffer])
+                    if known is None:
+                        options.progress(data.nbytes)
                     linked[id(data)] = where
             except FileExistsError as error:
                 raise _clash(path, where) from error
-            options.progress(data.nbytes)
 
 
 def open_source(path: Path, options: ReadOptions) -> Source:

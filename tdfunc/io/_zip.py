@@ -201,7 +201,7 @@ def has_member(descriptor: int, name: str) -> bool:
         records = _directory(descriptor, "").records
     except (FileFormatError, OSError, OverflowError, MemoryError):
         return False
-    record = rb"PK\1\2.{24}" + re.escape(size) + rb".{16}" + re.escape(raw)
+    record = rb"PK\x01\x02.{24}" + re.escape(size) + rb".{16}" + re.escape(raw)
     return re.search(record, records, re.DOTALL) is not None
 
 

@@ -100,13 +100,13 @@ def test_no_data_is_read(
 def test_depth_leaves_out_what_is_below(tmp_path: Path) -> None:
     tree().save(tmp_path / "x")
 
-    assert ["tree node batch_size=[3] names=['time'] ... 6 entries, 140 B"] == lines(
+    assert ["tree node batch_size=[3] names=['time'] ... 6 entries, 136 B"] == lines(
         show(tmp_path / "x", depth=1)
     )[1:]
     two = lines(show(tmp_path / "x", depth=2))
     assert len(two) == 2 + len(tree().keys())
     assert any(line.endswith("... 4 entries, 24 B") for line in two)
-    assert any(line.endswith("... 3 members, 44 B") for line in two)
+    assert any(line.endswith("... 3 members, 36 B") for line in two)
     with pytest.raises(OptionError, match="at least 1"):
         show(tmp_path / "x", depth=0)
 
