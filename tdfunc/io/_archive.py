@@ -102,10 +102,13 @@ def method_of(compression: Compression | None) -> int:
     return METHODS[compression]
 
 
-def place_of(where: Where) -> tuple[tuple[int, bool, str], ...]:
-    """Return a key that sorts as the peer does: files, then what is in directories."""
-    *above, name = where
-    return (*[(1, True, key) for key in above], (0, name != META, name))
+def place_of(where: Where) -> tuple[Where, bool, str]:
+    """Return a key that sorts as the peer does.
+
+    In every directory ``meta.json``, then the other files, then the directories.
+    """
+    name = where[-1]
+    return where[:-1], name != META, name
 
 
 def member_names(files: Sequence[Where]) -> list[bytes]:
@@ -246,12 +249,6 @@ class Members(Folder):
         return True
 
 
-def _stored_at(array: Array) -> tuple[int, torch.dtype, tuple[int, ...]]:
-    # An array without elements has no file.
-    start = 0 if array.place is None else array.place.start
-    return start, array.dtype, array.shape
-
-
 class _Archive(Source):
     """An open archive that holds a tree."""
 
@@ -274,14 +271,21 @@ class _Archive(Source):
             else:
                 array.tensor = self._inflated(array)
                 self._options.progress(array.nbytes)
-        places = [_stored_at(array) for array in stored]
+        places = [
+            # Arrays without elements have no file.
+            (0 if array.place is None else array.place.start, array.dtype, array.shape)
+            for array in stored
+        ]
         found = tensors_in(descriptor, places)
+        done = 0
         for array, tensor in zip(stored, found, strict=True):
-            if self._options.verify and array.place is not None:
-                for _ in pieces(descriptor, array.place, self.name):
-                    pass
             array.tensor = tensor
-            self._options.progress(array.nbytes)
+            if array.place is not None:
+                done += array.place.size
+                if self._options.verify:
+                    for _ in pieces(descriptor, array.place, self.name):
+                        pass
+        self._options.progress(done)
 
     def _inflated(self, array: Array) -> torch.Tensor:
         try:

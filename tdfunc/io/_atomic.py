@@ -103,9 +103,9 @@ def new_directory(
     the old one in one step (``renameat2`` on Linux), so that whoever looks sees all of
     the old or all of the new. Where the file system has no exchange, the old one is
     moved away first: for a moment nothing is at `path`, and a crash there leaves
-    both, whole, under temporary names. Without `atomic`, files are written into
-    `path` itself, where the caller finds old ones. A symbolic link at `path` stays,
-    and the directory that it points to is replaced.
+    both, whole, the old one as ``.tdtmp-old-...``. Without `atomic`, files are
+    written into `path` itself, where the caller finds old ones. A symbolic link at
+    `path` stays, and the directory that it points to is replaced.
 
     Args:
         path: where it is to be.
@@ -230,8 +230,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _made(parent: int, target: str, *, directory: bool) -> tuple[str, int]:
     """Make what is to become the target, empty; return its name, and it, locked."""
-    mark = blake2b(os.fsencode(target), digest_size=8).hexdigest()
-    name = TEMPORARY + mark
+    name = first = TEMPORARY + _mark(target)
     for _ in range(100):
         try:
             if directory:
@@ -241,12 +240,16 @@ def _made(parent: int, target: str, *, directory: bool) -> tuple[str, int]:
                 descriptor = os.open(name, _NEW, 0o666, dir_fd=parent)
         except FileExistsError:
             if not _cleared(parent, name):
-                name = f"{TEMPORARY}{mark}-{token_hex(8)}"
+                name = f"{first}-{token_hex(8)}"
             continue
         with suppress(OSError):
             _lock(descriptor)
         return name, descriptor
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+
+
+def _mark(target: str) -> str:
+    return blake2b(os.fsencode(target), digest_size=8).hexdigest()
 
 
 def _cleared(parent: int, name: str) -> bool:
@@ -415,7 +418,7 @@ def _rename_directory(parent: int, name: str, target: Path, *, overwrite: bool) 
         # A directory replaces an empty one, and nothing else.
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
     else:
         return
@@ -423,15 +426,27 @@ def _rename_directory(parent: int, name: str, target: Path, *, overwrite: bool) 
     _may_be_directory(parent, target, overwrite=overwrite)
     if _renamed(parent, name, new, _EXCHANGE):
         return
-    # Never removed by the next save: if all ends here, it is the only old data.
-    aside = f"{TEMPORARY}old-{token_hex(8)}"
-    os.rename(new, aside, src_dir_fd=parent, dst_dir_fd=parent)
-    try:
-        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError:
-        os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
-        raise
-    remove_tree(parent, aside)
+    _moved_aside(parent, name, new)
+
+
+def _moved_aside(parent: int, name: str, new: str) -> None:
+    """Replace a directory in two steps, where the file system has no exchange."""
+    aside = f"{TEMPORARY}old-{_mark(new)}"
+    with _opened(parent, new) as old:
+        with suppress(OSError):
+            _lock(old)
+        # What is left of a save that was killed between the steps is free to go: there
+        # is a directory at the target again.
+        if not _cleared(parent, aside):
+            aside = f"{aside}-{token_hex(8)}"
+        os.rename(new, aside, src_dir_fd=parent, dst_dir_fd=parent)
+        try:
+            os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            with suppress(OSError):  # somebody else was faster
+                os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
+            raise
+        remove_tree(parent, aside)
 
 
 def _libc_rename() -> Any:

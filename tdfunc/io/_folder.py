@@ -285,6 +285,8 @@ class _Writer:
         """Return the name of an entry's files, None if the peer must not see it."""
         if isinstance(entry, Jagged) or id(entry) in self._secret:
             return None
+        if isinstance(entry, Rows) and 0 in entry.shape[:-1]:
+            return None  # lists without elements have no sizes
         name = whole = _encoded(key)
         if isinstance(entry, Array):
             if entry.unbatched or dtype_name(entry.dtype) not in _PEER_DTYPES:

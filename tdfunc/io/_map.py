@@ -198,8 +198,10 @@ def tensors_of(files: Iterable[_FilePlace]) -> list[torch.Tensor]:
             if used + size > len(left):
                 left, used = _memory(_BUFFER), 0
             got = read(descriptor, [left[used : used + size]])
+            if got == 0:
+                raise _too_short(descriptor, size, 0)
             if got != size:
-                # Signals and odd file systems give less than they have, too.
+                # Some file systems give less than they have.
                 _read_into(descriptor, left[used : used + size], 0)
         except IsADirectoryError as error:
             raise _no_file(directory, name, error) from error
@@ -385,10 +387,15 @@ def _path_of(descriptor: int) -> str | None:
 
 
 def _too_short(descriptor: int, wanted: int, length: int) -> FileFormatError:
+    path = _path_of(descriptor)
     if not S_ISREG(os.fstat(descriptor).st_mode):
-        length = 0
+        return FileFormatError(
+            f"{path!r} holds no tensors",
+            expected="a regular file",
+            got="a directory, a pipe or a device",
+        )
     return FileFormatError(
-        f"the file {_path_of(descriptor)!r} ends before its tensors do: it was cut",
+        f"the file {path!r} ends before its tensors do: it was cut",
         expected=f"{wanted} bytes",
         got=f"{length} bytes",
     )

@@ -69,7 +69,7 @@ _PEER_VERSION = 1
 _MOST_SHOWN = 20  # entries in an error
 
 # A stack without tensors says how many members it has, and a file is soon written.
-_MOST_MEMBERS = 1_000_000
+_MOST_MEMBERS = 4_000_000
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -439,43 +439,33 @@ class _Safetensors(OneFile):
         return metadata, self._tensors(header, _LENGTH + length)
 
     def _tensors(self, header: dict[str, Any], base: int) -> dict[str, Array]:
-        name, tensors = self.name, {}
+        """Return the tensors of a header, if they fill the file without a gap."""
+        name = self.name
+        tensors: dict[str, Array] = {}
+        kinds: dict[str, tuple[torch.dtype, tuple[int, ...], int]] = {}
         spans: list[tuple[int, int, str]] = []
         for key, said in header.items():
             try:
-                dtype_name, shape, (start, stop) = (
-                    said["dtype"],
-                    said["shape"],
-                    said["data_offsets"],
-                )
-                dtype = _DTYPES.get(dtype_name)
+                kind = f"{said['dtype']}{said['shape']!r}"
+                start, stop = said["data_offsets"]
             except (TypeError, ValueError, KeyError) as error:
                 raise bad(
-                    name,
-                    "a tensor has no dtype, shape and place",
-                    (key,),
-                    got=said,
+                    name, "a tensor has no dtype, shape and place", (key,), got=said
                 ) from error
-            if dtype is None:
-                raise bad(
-                    name,
-                    "a tensor has a dtype that torch has not",
-                    (key,),
-                    expected=f"one of {', '.join(_DTYPES)}",
-                    got=dtype_name,
-                )
-            sizes = as_shape(shape, name, (key,), dtype.itemsize)
-            start, stop = as_count(start, name, (key,)), as_count(stop, name, (key,))
-            if stop - start != prod(sizes) * dtype.itemsize:
+            found = kinds.get(kind)
+            if found is None:
+                found = kinds[kind] = self._kind(key, said)
+            dtype, shape, count = found
+            if type(start) is not int or type(stop) is not int or stop - start != count:
                 raise bad(
                     name,
                     "a tensor is not as long as its shape",
                     (key,),
-                    expected=f"{prod(sizes) * dtype.itemsize} bytes",
-                    got=stop - start,
+                    expected=f"{count} bytes",
+                    got=said["data_offsets"],
                 )
             spans.append((start, stop, key))
-            tensors[key] = Array(dtype, sizes, None, base + start)
+            tensors[key] = Array(dtype, shape, None, base + start)
         spans.sort()
         end = 0
         for start, stop, key in spans:
@@ -484,7 +474,7 @@ class _Safetensors(OneFile):
                     name,
                     "a tensor does not begin where another ends",
                     (key,),
-                    expected=end,
+                    expected=f"{end}",
                     got=start,
                 )
             end = stop
@@ -496,6 +486,23 @@ class _Safetensors(OneFile):
                 got=self.size,
             )
         return tensors
+
+    def _kind(
+        self, key: str, said: dict[str, Any]
+    ) -> tuple[torch.dtype, tuple[int, ...], int]:
+        """Return dtype, shape and bytes of a tensor."""
+        text = said["dtype"]
+        dtype = _DTYPES.get(text) if type(text) is str else None
+        if dtype is None:
+            raise bad(
+                self.name,
+                "a tensor has a dtype that is not read",
+                (key,),
+                expected=f"one of {', '.join(_DTYPES)}",
+                got=text,
+            )
+        shape = as_shape(said["shape"], self.name, (key,), dtype.itemsize)
+        return dtype, shape, prod(shape) * dtype.itemsize
 
     def _ours(self, data: Any, tensors: dict[str, Array]) -> Level:
         name = self.name

@@ -20,7 +20,7 @@ import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tdfunc.errors import FileFormatError
 from tdfunc.io._map import write_all
@@ -56,6 +56,9 @@ _MAX16 = 0xFFFF
 _WIDE = _MAX32
 _MANY = _MAX16
 
+# No file has more bytes; the system refuses to read beyond.
+_FARTHEST = (1 << 63) - (1 << 32)
+
 _UTF8 = 0x800
 # The two bits tell how hard a compressor tried, or how its stream ends.
 _HARMLESS = _UTF8 | 0b110
@@ -69,7 +72,7 @@ _PADDING = 0x6474  # "td", as the peer names it
 _ALIGN = 64
 
 _UNIX = 3
-_REGULAR, _DIRECTORY = 0o100000, 0o040000
+_KIND, _REGULAR, _DIRECTORY = 0o170000, 0o100000, 0o040000
 _MODE = 0o644 << 16
 _FIRST_DAY = 0x21  # 1980-01-01, always: equal trees make equal archives
 
@@ -83,6 +86,8 @@ _LATE = 4
 _DEFLATE_RATIO = 1032
 _LZMA_HEAD = 9
 
+# Where names are joined by line ends, an odd one makes one of these.
+_SUSPECT = ("\0", "\\", ":", "//", "/.", "/\n", "\n/", "\n.", "\n\n")
 _ODD_NAME = re.compile(r"[\0\\]|\A/|//|(?:\A|/)\.{1,2}(?:/|\Z)|\A\Z|\A[A-Za-z]:")
 
 
@@ -215,69 +220,104 @@ def index(descriptor: int, file: str) -> dict[str, Member]:
     directory = _directory(descriptor, file)
     records, pread = directory.records, os.pread
     found: dict[str, Member] = {}
-    spans: list[tuple[int, int, str]] = []
-    for at, raw, member in _listed(directory, file):
-        name, offset, packed, size, crc, method, flags = member
-        after = _LOCAL.size + len(raw)
-        head = pread(descriptor, after, offset)
+    heads: list[int] = []
+    for at, raw, offset, member in _listed(directory, file):
+        name, packed, size, crc, method, flags = member
+        start = offset + _LOCAL.size + len(raw)
+        head = pread(descriptor, start - offset, offset)
         # Most headers are the record of the list without its last fields.
         if (
             head[4:28] != records[at + 6 : at + 30]
             or head[_LOCAL.size :] != raw
             or head[:4] != b"PK\3\4"
-            or _MAX32 in (packed, size)
+            or packed == _MAX32
         ):
             wanted = (flags, method, crc, packed, size)
             _check_head(descriptor, offset, raw, wanted, file, name)
-        start = offset + after + int.from_bytes(head[28:30], "little")
         if name in found:
             raise broken(file, name, "this name is there twice")
+        start += head[28] | head[29] << 8
         found[name] = Member(name, start, packed, size, crc, method, flags)
-        spans.append((offset, start + packed, name))
-    _check_spans(spans, directory.start, file)
+        heads.append(offset)
+    _check_names(found, file)
+    _check_spans(heads, found.values(), directory.start, file)
     return {name: found[name] for name in found if name[-1] != "/"}
 
 
-def _listed(directory: _Directory, file: str) -> Iterator[tuple[int, bytes, Member]]:
-    """Yield the members as the list has them, with their header as start."""
+def _listed(
+    directory: _Directory, file: str
+) -> Iterator[tuple[int, bytes, int, tuple[str, int, int, int, int, int]]]:
+    """Yield the members as the list has them.
+
+    With the place of the record, the name in it, and the place of the header.
+    """
     records, at, limit = directory.records, 0, len(directory.records)
+    unpack = _CENTRAL.unpack_from
     for _ in range(directory.members):
         if at + _CENTRAL.size > limit:
             raise broken(file, None, "its list of members is cut off")
-        fields = _CENTRAL.unpack_from(records, at)
-        sign, made, _, flags, method, _, _, crc, packed, size = fields[:10]
-        name_size, extra_size, comment_size, disk, _, mode, offset = fields[10:]
-        name_end = at + _CENTRAL.size + name_size
-        after = name_end + extra_size + comment_size
+        fields = unpack(records, at)
+        sign, _, _, flags, method, _, _, crc, packed, size, *lengths = fields[:13]
+        _, _, _, disk, _, mode, offset = fields[10:]
+        name_end = at + _CENTRAL.size + lengths[0]
+        after = name_end + lengths[1] + lengths[2]
         if sign != b"PK\1\2" or after > limit:
             raise broken(file, None, "its list of members is broken")
-        raw = records[name_end - name_size : name_end]
-        extra = records[name_end : name_end + extra_size] if extra_size else b""
-        name = _name(raw, flags, extra, file)
-        if _MAX32 in (packed, size, offset) or disk == _MAX16:
-            short = (size, packed, offset, disk)
-            size, packed, offset, disk = _long(extra, short, file, name)
-        member = Member(name, offset, packed, size, crc, method, flags)
-        _check_kind(member, disk, made >> 8, mode >> 16, file)
-        yield at, raw, member
+        raw = records[at + _CENTRAL.size : name_end]
+        if (
+            flags | method | disk | mode & _KIND << 16
+            or packed != size
+            or _MAX32 in (size, offset)
+            or raw[-1:] == b"/"
+            or not raw.isascii()
+        ):
+            extra = records[name_end : name_end + lengths[1]]
+            offset, member = _unusual(fields, raw, extra, file)
+        else:
+            member = (raw.decode("ascii"), packed, size, crc, method, flags)
+        yield at, raw, offset, member
         at = after
     if at != limit:
         raise broken(file, None, "there is something behind its list of members")
 
 
+def _unusual(
+    fields: tuple[Any, ...], raw: bytes, extra: bytes, file: str
+) -> tuple[int, tuple[str, int, int, int, int, int]]:
+    """Return header and member of a record that is more than a stored ASCII name."""
+    _, made, _, flags, method, _, _, crc, packed, size = fields[:10]
+    disk, _, mode, offset = fields[13:]
+    name = _name(raw, flags, extra, file)
+    if _MAX32 in (packed, size, offset) or disk == _MAX16:
+        size, packed, offset, disk = _long(
+            extra, (size, packed, offset, disk), file, name
+        )
+    if offset > _FARTHEST or packed > _FARTHEST:
+        raise broken(file, name, "it is not where it should be")
+    member = (name, packed, size, crc, method, flags)
+    _check_kind(member, disk, made >> 8, mode >> 16, file)
+    return offset, member
+
+
 def _name(raw: bytes, flags: int, extra: bytes, file: str) -> str:
     if raw.isascii():
-        name = raw.decode("ascii")
-    elif flags & _UTF8:
+        return raw.decode("ascii")
+    if flags & _UTF8:
         try:
-            name = raw.decode()
+            return raw.decode()
         except UnicodeDecodeError:
             raise broken(file, None, "a name is no UTF-8", raw) from None
-    else:
-        name = _unicode_name(raw, extra) or raw.decode("cp437")
-    if not is_plain(name[:-1] if name[-1:] == "/" else name):
-        raise broken(file, name, "this is no plain path below the archive")
-    return name
+    return _unicode_name(raw, extra) or raw.decode("cp437")
+
+
+def _check_names(names: Iterable[str], file: str) -> None:
+    # All at once, and one by one only if something looks odd.
+    joined = "\n".join(["", *names, ""])
+    if not any([odd in joined for odd in _SUSPECT]):
+        return
+    for name in names:
+        if not is_plain(name[:-1] if name[-1:] == "/" else name):
+            raise broken(file, name, "this is no plain path below the archive")
 
 
 def is_plain(name: str) -> bool:
@@ -333,9 +373,15 @@ def _long(
     return tuple(found)
 
 
-def _check_kind(member: Member, disk: int, system: int, mode: int, file: str) -> None:
+def _check_kind(
+    member: tuple[str, int, int, int, int, int],
+    disk: int,
+    system: int,
+    mode: int,
+    file: str,
+) -> None:
     """Refuse what is no regular file, stored here, in a form that can be read."""
-    name, _, packed, size, _, method, flags = member
+    name, packed, size, _, method, flags = member
     if flags & ~_HARMLESS or disk or method not in _NEEDS:
         if flags & _ENCRYPTED:
             raise broken(file, name, "it is encrypted")
@@ -351,7 +397,7 @@ def _check_kind(member: Member, disk: int, system: int, mode: int, file: str) ->
     folder = name[-1] == "/"
     if folder and size:
         raise broken(file, name, "a directory has bytes")
-    kind = mode & 0o170000
+    kind = mode & _KIND
     if system == _UNIX and kind and kind != (_DIRECTORY if folder else _REGULAR):
         raise broken(file, name, "it is a link, or another special file", oct(kind))
 
@@ -381,7 +427,11 @@ def _check_head(
         raise broken(file, name, "its header and the list of members do not agree")
 
 
-def _check_spans(spans: list[tuple[int, int, str]], limit: int, file: str) -> None:
+def _check_spans(
+    heads: list[int], members: Iterable[Member], limit: int, file: str
+) -> None:
+    found = zip(heads, members, strict=True)
+    spans = [(head, one.start + one.packed, one.name) for head, one in found]
     spans.sort()
     last, before = 0, ""
     for offset, end, name in spans:
@@ -555,6 +605,8 @@ class _Record(NamedTuple):
 
     Attributes:
         name: its path, UTF-8.
+        need: the version of the format that has it.
+        flags: the flags of its headers.
         method: how it is compressed.
         crc: the CRC-32 of the file.
         packed: how many bytes it is in the archive.
@@ -565,6 +617,8 @@ class _Record(NamedTuple):
     """
 
     name: bytes
+    need: int
+    flags: int
     method: int
     crc: int
     packed: int
@@ -573,74 +627,41 @@ class _Record(NamedTuple):
     wide: bool
     padding: int
 
-    @property
-    def flags(self) -> int:
-        """The flags of its headers."""
-        text = 0 if self.name.isascii() else _UTF8
-        return text | (_LZMA_END_MARK if self.method == LZMA else 0)
-
     def local(self) -> bytes:
         """Return the header before the bytes."""
-        extra = b""
-        packed, size = self.packed, self.size
-        if self.wide:
-            extra = _EXTRA.pack(_ZIP64, _SIZES.size) + _SIZES.pack(size, packed)
+        name, need, flags, method, crc, packed, size, _, wide, padding = self
+        extra = _PADDINGS[padding]
+        if wide:
+            extra = _EXTRA.pack(_ZIP64, _SIZES.size) + _SIZES.pack(size, packed) + extra
             packed = size = _MAX32
-        if self.padding:
-            zeros = self.padding - _EXTRA.size
-            extra += _EXTRA.pack(_PADDING, zeros) + bytes(zeros)
-        return (
-            _LOCAL.pack(
-                b"PK\3\4",
-                max(_NEEDS[self.method], _WIDE_NEEDS if self.wide else 0),
-                self.flags,
-                self.method,
-                0,
-                _FIRST_DAY,
-                self.crc,
-                packed,
-                size,
-                len(self.name),
-                len(extra),
-            )
-            + self.name
-            + extra
-        )
+        fields = (need, flags, method, 0, _FIRST_DAY, crc, packed, size)
+        head = _LOCAL.pack(b"PK\3\4", *fields, len(name), len(extra))
+        return head + name + extra
 
     def central(self) -> bytes:
         """Return its record in the list of members."""
-        values = (self.size, self.packed, self.offset)
-        long = [value for value in values if value >= _WIDE]
+        name, need, flags, method, crc, packed, size, offset, _, _ = self
         extra = b""
-        if long:
-            extra = _EXTRA.pack(_ZIP64, 8 * len(long))
-            extra += b"".join([value.to_bytes(8, "little") for value in long])
-        wide = self.wide or long
-        need = max(_NEEDS[self.method], _WIDE_NEEDS if wide else 0)
-        size, packed, offset = [v if v < _WIDE else _MAX32 for v in values]
-        return (
-            _CENTRAL.pack(
-                b"PK\1\2",
-                _UNIX << 8 | need,
-                need,
-                self.flags,
-                self.method,
-                0,
-                _FIRST_DAY,
-                self.crc,
-                packed,
-                size,
-                len(self.name),
-                len(extra),
-                0,
-                0,
-                0,
-                _MODE,
-                offset,
-            )
-            + self.name
-            + extra
-        )
+        if size >= _WIDE or packed >= _WIDE or offset >= _WIDE:
+            values = (size, packed, offset)
+            long = [value.to_bytes(8, "little") for value in values if value >= _WIDE]
+            extra = _EXTRA.pack(_ZIP64, 8 * len(long)) + b"".join(long)
+            size, packed, offset = [v if v < _WIDE else _MAX32 for v in values]
+            need = max(need, _WIDE_NEEDS)
+        fields = (need, flags, method, 0, _FIRST_DAY, crc, packed, size)
+        lengths = (len(name), len(extra), 0, 0, 0, _MODE, offset)
+        head = _CENTRAL.pack(b"PK\1\2", _UNIX << 8 | need, *fields, *lengths)
+        return head + name + extra
+
+
+def _padding_of(size: int) -> bytes:
+    if size < _EXTRA.size:
+        return b""
+    return _EXTRA.pack(_PADDING, size - _EXTRA.size) + bytes(size - _EXTRA.size)
+
+
+# The padding field by its length.
+_PADDINGS = [_padding_of(size) for size in range(_ALIGN + _EXTRA.size)]
 
 
 class Writer:
@@ -742,27 +763,40 @@ class Writer:
     def _begin(
         self, name: bytes, method: int, crc: int, size: int, *, align: bool
     ) -> _Record:
-        # What can not be compressed becomes a little longer.
-        most = size if method == STORED else size + (size >> 4) + 4096
+        need, flags, offset = _NEEDS[method], 0, self._at
+        most = size
+        if method != STORED:
+            # What can not be compressed becomes a little longer.
+            most += (size >> 4) + 4096
+            flags = _LZMA_END_MARK if method == LZMA else 0
+        body = offset + _LOCAL.size + len(name)
         wide = most >= _WIDE
-        padding = 0
-        if align:
-            body = self._at + _LOCAL.size + len(name) + wide * _WIDE_EXTRA
-            padding = -body % _ALIGN
-            if 0 < padding < _EXTRA.size:
-                padding += _ALIGN
-        record = _Record(name, method, crc, size, size, self._at, wide, padding)
+        if wide:
+            need = max(need, _WIDE_NEEDS)
+            body += _WIDE_EXTRA
+        padding = -body % _ALIGN if align else 0
+        if 0 < padding < _EXTRA.size:
+            padding += _ALIGN
+        if not name.isascii():
+            flags |= _UTF8
+        record = _Record(
+            name, need, flags, method, crc, size, size, offset, wide, padding
+        )
         self._records.append(record)
-        self._put(record.local())
+        head = record.local()
+        self._batch.append(head)
+        self._at += len(head)
+        self._waiting += len(head)
         return record
 
     def _put(self, data: memoryview | bytes) -> None:
-        if len(data):
+        size = len(data)
+        if size:
             self._batch.append(data)
-            self._at += len(data)
-            self._waiting += len(data)
-            if self._waiting >= _BATCH or len(self._batch) >= _BUFFERS:
-                self._flush()
+            self._at += size
+            self._waiting += size
+        if self._waiting >= _BATCH or len(self._batch) >= _BUFFERS:
+            self._flush()
 
     def _skip(self, count: int) -> None:
         self._flush()
@@ -786,8 +820,7 @@ class Writer:
         while self._late:
             self._settle()
         start = self._at
-        for record in self._records:
-            self._put(record.central())
+        self._put(b"".join([record.central() for record in self._records]))
         length, count, end = self._at - start, len(self._records), self._at
         fields = (count, count, length, start)
         if end >= _WIDE or count >= _MANY:
