@@ -439,6 +439,8 @@ def _encoded(key: str) -> str:
 
 
 def _is_name(name: str) -> bool:
+    if name.isascii():
+        return len(name) <= _MOST_NAME
     try:
         return len(name.encode("utf-8")) <= _MOST_NAME
     except UnicodeEncodeError:  # half of a character

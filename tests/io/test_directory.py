@@ -6,7 +6,9 @@ import copy
 import json
 import os
 import resource
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +36,6 @@ from tests.io.directories import load, outline, save
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PLAIN = "<class 'tensordict._td.TensorDict'>"
 
@@ -230,32 +231,29 @@ class TestNames:
 
 
 class TestLimits:
-    def test_depth(self, tmp_path: Path) -> None:
+    def test_depth(self, quick: Path) -> None:
         td = TensorDict({"x": ramp(1), "y": "text"})
         for _ in range(2000):
             td = TensorDict({"n": td, "leaf": ramp(1)})
         before = open_files()
         with limited(before + 40):
-            save(td, tmp_path / "d")
-            level = outline(tmp_path / "d")
-            back = load(tmp_path / "d")
-        parent = os.open(tmp_path, os.O_RDONLY)
-        remove_tree(parent, "d")
-        os.close(parent)
+            save(td, quick / "d")
+            level = outline(quick / "d")
+            back = load(quick / "d")
 
         assert open_files() == before
         assert sum(1 for _ in iter_arrays(level)) == 2001
         assert back._schema == td._schema
         assert all(map(torch.equal, back._leaves, td._leaves))
 
-    def test_descriptors(self, tmp_path: Path) -> None:
+    def test_descriptors(self, quick: Path) -> None:
         leaves = {f"k{i}": torch.full((3,), float(i)) for i in range(10_000)}
         big = {f"b{i}": torch.zeros(1 << 15) for i in range(300)}
         td = TensorDict({"n": leaves, "b": big})
         before = open_files()
         with limited(256):
-            save(td, tmp_path / "d")
-            back = load(tmp_path / "d")
+            save(td, quick / "d")
+            back = load(quick / "d")
 
             assert open_files() == before
         assert_equal(back, td)
@@ -274,6 +272,17 @@ class TestLimits:
         value: list[Any] = []
         value.append(value)
         return NonTensorData(value)
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory in memory, where there is one: for thousands of files."""
+    memory = Path("/dev/shm")  # noqa: S108
+    path = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path))
+    yield path
+    parent = os.open(path.parent, os.O_RDONLY)
+    remove_tree(parent, path.name)
+    os.close(parent)
 
 
 @contextmanager
@@ -365,6 +374,16 @@ class TestTargets:
 
         (tmp_path / "d").chmod(0o755)
         assert back["x"].tolist() == [1, 2]
+
+
+def test_recognises(tmp_path: Path) -> None:
+    save(TensorDict({"x": ramp(2)}), tmp_path / "d")
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "odd" / "meta.json").mkdir(parents=True)
+
+    assert _directory.recognises(tmp_path / "d")
+    for name in ("no", "file", "odd", "d/x.memmap", "file/meta.json", "n\0"):
+        assert not _directory.recognises(tmp_path / name)
 
 
 class TestBroken:
