@@ -198,6 +198,9 @@ def _add_peer_entry(
             node["non_tensors"][key] = [entry.value, size, None]
     elif isinstance(entry, Rows):
         shape, values = entry.shape, entry.values
+        if not shape:  # of one row, which is one value
+            _add_peer_entry(node, key, Static(values[0]), level, starts)
+            return
         fine = values and key not in _RESERVED and len(shape) <= MOST_DEPTH
         if fine and all([is_plain(value) for value in values]):
             node[key] = _peer_rows(shape, values)

@@ -285,7 +285,7 @@ class _Writer:
         """Return the name of an entry's files, None if the peer must not see it."""
         if isinstance(entry, Jagged) or id(entry) in self._secret:
             return None
-        if isinstance(entry, Rows) and 0 in entry.shape[:-1]:
+        if isinstance(entry, Rows) and (not entry.shape or 0 in entry.shape[:-1]):
             return None  # lists without elements have no sizes
         name = whole = _encoded(key)
         if isinstance(entry, Array):
@@ -1104,7 +1104,9 @@ class _Reader:
         one: dict[int, Array] = {}
         for arrays in self._tied.values():
             places = [array.place for array in arrays]
-            if len(arrays) > 1 and self._folder.same(places):
+            # All are of one shape: there is no place where there are no elements.
+            same = places[0] is None or self._folder.same(places)
+            if len(arrays) > 1 and same:
                 one.update({id(array): arrays[0] for array in arrays})
         if not one:
             return

@@ -478,8 +478,8 @@ def narrowed(level: Level, paths: Iterable[Path]) -> Level:
                 mine = wants  # a path has no place for the members
             else:
                 mine = [(p[1:], whole) for p, whole in wants if p[:1] == (key,)]
-            if not mine:
-                continue
+            if not mine and here.stack_dim is None:
+                continue  # a stack keeps its members, if empty
             found.update([whole for rest, whole in mine if not rest])
             below = [want for want in mine if want[0]]
             if isinstance(entry, Level):

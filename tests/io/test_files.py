@@ -127,6 +127,32 @@ def test_one_tensor_at_two_places_stays_one(format: str, tmp_path: Path) -> None
     )
 
     assert td["a"] is td["n", "b"]
+    none = torch.zeros(3, 0)
+    both = TensorDict({"a": none, "b": none}, 3)
+    td = tdfunc.load(saved(both, tmp_path, format, overwrite=True))
+    assert td["a"] is td["b"]
+
+
+@every_format
+def test_one_value_of_a_row_comes_back(format: str, tmp_path: Path) -> None:
+    """What is left of rows when all batch dims are indexed."""
+    row = TensorDict({"s": ["a", "b"], "x": ramp(2)}, 2)[1]
+
+    td = tdfunc.load(saved(row, tmp_path, format))
+
+    assert td["s"] == "b"
+    assert td._schema is row._schema
+
+
+@every_format
+def test_lazy_stacks_keep_their_members_without_entries(
+    format: str, tmp_path: Path
+) -> None:
+    stack = tdfunc.lazy_stack([TensorDict(x=ramp(2)), TensorDict(y=ramp(3))])
+
+    out = tdfunc.load(saved(stack, tmp_path, format), keys=[])
+
+    assert_equal(out, tdfunc.lazy_stack([TensorDict({}), TensorDict({})]))
 
 
 @every_format
