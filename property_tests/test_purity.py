@@ -10,6 +10,8 @@ import copy
 import operator
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
@@ -620,8 +622,27 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "stop_gradient": just(tdfunc.stop_gradient),
 }
 
+
 # What reads a tree, or sends it somewhere, and is listed nowhere.
+def in_folder(
+    call: Callable[[TensorDict, Path], Any],
+) -> Callable[[Draw, TensorDict], Call]:
+    """Return a line for what writes to a path."""
+
+    def run(td: TensorDict) -> Any:
+        with TemporaryDirectory() as folder:
+            return call(td, Path(folder) / "td")
+
+    return just(run)
+
+
 OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
+    # io._files
+    "save": in_folder(TensorDict.save),
+    "save_async": in_folder(lambda td, path: td.save_async(path).result()),
+    "memmap": in_folder(TensorDict.memmap),
+    "save_safetensors": in_folder(tdfunc.save_safetensors),
+    "load": in_folder(lambda td, path: td.save(path) or tdfunc.load(path)),
     "random.normal_like": lambda draw, td: (random.normal_like, key_for(draw), td),
     "random.uniform_like": lambda draw, td: (random.uniform_like, key_for(draw), td),
     "random.permutation": lambda draw, td: (

@@ -338,9 +338,7 @@ class _Consolidated(OneFile):
             arrays.append(Array(dtype, shape, None, start))
             start += step
         if start > end:
-            raise bad(
-                name, "its arrays are longer than it is", expected=end, got=start
-            )
+            raise bad(name, "its arrays are longer than it is", expected=end, got=start)
         return arrays
 
 
@@ -409,9 +407,7 @@ class _Peer:
             level.names = self._stack_name(said, path)
         else:
             level.batch_size = as_shape(said.get("batch_size"), name, path)
-            level.names = as_names(
-                said.get("names"), len(level.batch_size), name, path
-            )
+            level.names = as_names(said.get("names"), len(level.batch_size), name, path)
         if cls not in {"TensorDict", "LazyStackedTensorDict"}:
             module, _, qualname = (
                 cls.removeprefix("<class '").removesuffix("'>").rpartition(".")

@@ -378,9 +378,7 @@ def _joined(entry: Jagged, path: Path) -> torch.Tensor:
     )
 
 
-def _are_rows(
-    offsets: torch.Tensor, lengths: torch.Tensor | None, count: int
-) -> bool:
+def _are_rows(offsets: torch.Tensor, lengths: torch.Tensor | None, count: int) -> bool:
     kinds = {torch.int32, torch.int64}
     if offsets.dim() != 1 or not offsets.numel() or offsets.dtype not in kinds:
         return False

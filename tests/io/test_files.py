@@ -75,7 +75,7 @@ def big() -> TensorDict:
     return TensorDict(a=torch.zeros(40_000), b=torch.zeros(4), n={"c": ramp(50_000)})
 
 
-def saved(td: Any, folder: Path, format: str, **options: Any) -> Path:
+def saved(td: Any, folder: Path, format: Any, **options: Any) -> Path:
     path = folder / FORMATS[format]
     tdfunc.save(td, path, format=format, **options)
     return path
@@ -99,7 +99,7 @@ def holds_object(case: Case) -> bool:
 
 @every_format
 @pytest.mark.parametrize("case", [*CASES, *ROW_CASES], ids=lambda case: case.name)
-def test_every_case_comes_back(case: Case, format: str, tmp_path: Path) -> None:
+def test_every_case_comes_back(case: Case, format: Any, tmp_path: Path) -> None:
     if holds_object(case):
         with pytest.raises(PickleRefusedError, match="object"):
             saved(case.tree, tmp_path, format)
@@ -119,7 +119,7 @@ def test_every_case_comes_back(case: Case, format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_one_tensor_at_two_places_stays_one(format: str, tmp_path: Path) -> None:
+def test_one_tensor_at_two_places_stays_one(format: Any, tmp_path: Path) -> None:
     shared = ramp(3, 2)
 
     td = tdfunc.load(
@@ -134,7 +134,7 @@ def test_one_tensor_at_two_places_stays_one(format: str, tmp_path: Path) -> None
 
 
 @every_format
-def test_one_value_of_a_row_comes_back(format: str, tmp_path: Path) -> None:
+def test_one_value_of_a_row_comes_back(format: Any, tmp_path: Path) -> None:
     """What is left of rows when all batch dims are indexed."""
     row = TensorDict({"s": ["a", "b"], "x": ramp(2)}, 2)[1]
 
@@ -146,7 +146,7 @@ def test_one_value_of_a_row_comes_back(format: str, tmp_path: Path) -> None:
 
 @every_format
 def test_lazy_stacks_keep_their_members_without_entries(
-    format: str, tmp_path: Path
+    format: Any, tmp_path: Path
 ) -> None:
     stack = tdfunc.lazy_stack([TensorDict(x=ramp(2)), TensorDict(y=ramp(3))])
 
@@ -156,7 +156,7 @@ def test_lazy_stacks_keep_their_members_without_entries(
 
 
 @every_format
-def test_lazy_stacks_come_back(format: str, tmp_path: Path) -> None:
+def test_lazy_stacks_come_back(format: Any, tmp_path: Path) -> None:
     members = [TensorDict(x=ramp(2), y=1), TensorDict({"x": ramp(3), "s": "t"})]
     stack = tdfunc.lazy_stack(members)
     td = TensorDict({"games": stack, "n": ramp(2)}, 2)
@@ -168,7 +168,7 @@ def test_lazy_stacks_come_back(format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_statics_keep_value_and_type(format: str, tmp_path: Path) -> None:
+def test_statics_keep_value_and_type(format: Any, tmp_path: Path) -> None:
     values = {
         "int": 1,
         "none": None,
@@ -194,7 +194,7 @@ def test_statics_keep_value_and_type(format: str, tmp_path: Path) -> None:
 
 @every_format
 def test_odd_keys_come_back_and_nothing_else_appears(
-    format: str, tmp_path: Path
+    format: Any, tmp_path: Path
 ) -> None:
     """Separators, reserved names, other cases, other forms of the same character."""
     keys = ["a/b", "../x", ".", "..", "meta.json", "x.bin", "x.memmap", "A", "a", "con"]
@@ -213,7 +213,7 @@ def test_odd_keys_come_back_and_nothing_else_appears(
 
 
 @every_format
-def test_records_are_plain_until_asked_for(format: str, tmp_path: Path) -> None:
+def test_records_are_plain_until_asked_for(format: Any, tmp_path: Path) -> None:
     path = saved(obs(), tmp_path, format)
 
     assert type(tdfunc.load(path)) is TensorDict
@@ -228,7 +228,7 @@ def test_records_are_plain_until_asked_for(format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_writes_never_reach_the_file(format: str, tmp_path: Path) -> None:
+def test_writes_never_reach_the_file(format: Any, tmp_path: Path) -> None:
     path = saved(big(), tmp_path, format)
     before = contents(path)
 
@@ -244,7 +244,7 @@ def test_writes_never_reach_the_file(format: str, tmp_path: Path) -> None:
 @every_format
 @pytest.mark.parametrize("count", [4, 100_000])
 def test_saving_onto_the_files_that_are_mapped(
-    format: str, count: int, tmp_path: Path
+    format: Any, count: int, tmp_path: Path
 ) -> None:
     path = saved(TensorDict(x=torch.arange(count)), tmp_path, format)
     td = tdfunc.load(path)
@@ -269,14 +269,14 @@ def test_saving_onto_the_mapped_directory_in_place(count: int, tmp_path: Path) -
 
 
 @every_format
-def test_index_of_an_index(format: str, tmp_path: Path) -> None:
+def test_index_of_an_index(format: Any, tmp_path: Path) -> None:
     whole = ramp(1000, 2, 30)
     td = tdfunc.load(saved(TensorDict({"x": whole}, [1000, 2]), tmp_path, format))
 
     got = td[[3]][range(1), [1]] * 2 + 1
 
     assert torch.equal(got["x"], whole[[3]][range(1), [1]] * 2 + 1)
-    loader = torch.utils.data.DataLoader(td, batch_size=64, collate_fn=lambda x: x)  # pyright: ignore[reportArgumentType]
+    loader = torch.utils.data.DataLoader(td, batch_size=64, collate_fn=lambda x: x)
     assert [64] * 15 + [40] == [len(batch) for batch in loader]
 
 
@@ -322,7 +322,7 @@ def test_the_suffix_says_the_format(tmp_path: Path) -> None:
 
 
 @every_format
-def test_nothing_is_replaced_unless_asked_for(format: str, tmp_path: Path) -> None:
+def test_nothing_is_replaced_unless_asked_for(format: Any, tmp_path: Path) -> None:
     path = saved(tree(), tmp_path, format)
     before = contents(path)
 
@@ -337,7 +337,7 @@ def test_nothing_is_replaced_unless_asked_for(format: str, tmp_path: Path) -> No
 
 
 @every_format
-def test_what_is_no_tree_is_never_replaced(format: str, tmp_path: Path) -> None:
+def test_what_is_no_tree_is_never_replaced(format: Any, tmp_path: Path) -> None:
     path = tmp_path / FORMATS[format]
     path.mkdir()
     (path / "thesis.txt").write_text("precious")
@@ -349,12 +349,12 @@ def test_what_is_no_tree_is_never_replaced(format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_durable_saves_are_the_same(format: str, tmp_path: Path) -> None:
+def test_durable_saves_are_the_same(format: Any, tmp_path: Path) -> None:
     assert_equal(tdfunc.load(saved(tree(), tmp_path, format, durable=True)), tree())
 
 
 @every_format
-def test_pickle_is_for_who_asks_on_both_sides(format: str, tmp_path: Path) -> None:
+def test_pickle_is_for_who_asks_on_both_sides(format: Any, tmp_path: Path) -> None:
     td = TensorDict({"x": ramp(2), "n": {"kind": Path}}, 2)
     with pytest.raises(PickleRefusedError, match=r"td\['n', 'kind'\].*allow_pickle"):
         saved(td, tmp_path, format)
@@ -407,27 +407,27 @@ def test_wrong_options_of_save(
 
 
 @every_format
-def test_what_has_no_elements_is_refused(format: str, tmp_path: Path) -> None:
+def test_what_has_no_elements_is_refused(format: Any, tmp_path: Path) -> None:
     where = tmp_path / FORMATS[format]
     for bad in (torch.ones(2, device="meta"), torch.eye(2).to_sparse()):
         with pytest.raises(InvalidLeafError, match=r"td\['n', 'bad'\]"):
             tdfunc.save(TensorDict({"n": {"bad": bad}}), where, format=format)
     for other in ({"a": ramp(2)}, ramp(2), None):
         with pytest.raises(InvalidLeafError, match=r"only trees.*TensorDict\("):
-            tdfunc.save(other, where, format=format)  # pyright: ignore[reportArgumentType]
+            tdfunc.save(other, where, format=format)
     with pytest.raises(InvalidLeafError, match="transform"):
         torch.vmap(lambda td: td.save(where, format=format) or td)(tree())
     assert [] == [*tmp_path.iterdir()]
 
 
 @every_format
-def test_there_is_a_directory_to_save_in(format: str, tmp_path: Path) -> None:
+def test_there_is_a_directory_to_save_in(format: Any, tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="gone"):
         saved(tree(), tmp_path / "gone", format)
 
 
 @every_format
-def test_saving_leaves_the_tree_alone(format: str, tmp_path: Path) -> None:
+def test_saving_leaves_the_tree_alone(format: Any, tmp_path: Path) -> None:
     td = TensorDict({"x": ramp(3, 8)[:, ::2], "y": ramp(3).requires_grad_()}, 3)
     before = fingerprint(leaves_of(td).values())
 
@@ -440,7 +440,7 @@ def test_saving_leaves_the_tree_alone(format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_part_of_a_tree(format: str, tmp_path: Path) -> None:
+def test_part_of_a_tree(format: Any, tmp_path: Path) -> None:
     td = TensorDict({"a": {"b": {"x": ramp(2), "y": ramp(2, 3)}}, "c": ramp(2)}, 2)
     path = saved(td, tmp_path, format)
 
@@ -456,7 +456,7 @@ def test_part_of_a_tree(format: str, tmp_path: Path) -> None:
 
 @every_format
 def test_keys_of_a_lazy_stack_are_those_of_its_members(
-    format: str, tmp_path: Path
+    format: Any, tmp_path: Path
 ) -> None:
     stack = tdfunc.lazy_stack([TensorDict(x=ramp(2), y=1), TensorDict(x=ramp(3))])
     path = saved(TensorDict({"games": stack}, 2), tmp_path, format)
@@ -504,7 +504,7 @@ def test_wrong_options_of_load(
 
 
 @every_format
-def test_the_meta_device_reads_no_data(format: str, tmp_path: Path) -> None:
+def test_the_meta_device_reads_no_data(format: Any, tmp_path: Path) -> None:
     td = TensorDict({"x": ramp(3, 2), "s": ["a", "b", "a"], "n": {"t": "u"}}, 3)
     path = saved(td, tmp_path, format)
 
@@ -518,7 +518,7 @@ def test_the_meta_device_reads_no_data(format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_classes_of_nodes_by_path(format: str, tmp_path: Path) -> None:
+def test_classes_of_nodes_by_path(format: Any, tmp_path: Path) -> None:
     stack = tdfunc.lazy_stack([Inner(x=ramp(2)), Inner(x=ramp(3))])
     td = TensorDict({"obs": obs(2), "a": {"o": obs(2)}, "games": stack}, 2)
     path = saved(td, tmp_path, format)
@@ -558,7 +558,7 @@ def test_separator_is_for_foreign_safetensors(tmp_path: Path) -> None:
     nested = tdfunc.load(tmp_path / "net.safetensors", separator=".")
 
     assert {*flat.keys()} == {"0.weight", "0.bias"}
-    assert torch.equal(nested["0", "weight"], net[0].weight)
+    assert torch.equal(nested["0", "weight"], net.state_dict()["0.weight"])
     other = tdfunc.load_safetensors(tmp_path / "net.safetensors", separator=".")
     assert_equal(other, nested)
 
@@ -726,8 +726,8 @@ def test_what_can_be_refused_is_refused_at_the_call(
         tree().save_async(tmp_path / "gone" / "x", format=format)
     with pytest.raises(PickleRefusedError):
         TensorDict({"s": Path}).save_async(tmp_path / "new", format=format)
+    bad = TensorDict(x=torch.ones(2, device="meta"))
     with pytest.raises(InvalidLeafError):
-        bad = TensorDict(x=torch.ones(2, device="meta"))
         bad.save_async(tmp_path / "new", format=format)
     assert [path] == [*tmp_path.iterdir()]
     tree().save_async(path, format=format, overwrite=True).result(10)
@@ -737,7 +737,7 @@ def test_what_can_be_refused_is_refused_at_the_call(
 def test_errors_of_writing_come_out_of_the_future(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(level: Any, path: Path, options: WriteOptions) -> None:
+    def write(_: Any, path: Path, options: WriteOptions) -> None:
         options.ready()
         gate.wait(10)
         raise OSError(28, "No space left on device", str(path))
@@ -773,7 +773,7 @@ def test_saves_to_one_path_keep_their_order(
     assert {} == _files._PENDING.last
 
 
-def held(monkeypatch: pytest.MonkeyPatch, format: str) -> threading.Event:
+def held(monkeypatch: pytest.MonkeyPatch, format: Any) -> threading.Event:
     """Have a format wait before it writes the first byte."""
     gate = threading.Event()
     module: Any = _files.FORMATS[format].module
@@ -839,7 +839,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
 
 @every_format
 def test_bars_count_the_bytes_of_tensors(
-    format: str, tmp_path: Path, bars: list[Bar]
+    format: Any, tmp_path: Path, bars: list[Bar]
 ) -> None:
     shared = torch.zeros(40_000)
     td = TensorDict({"a": shared, "b": shared, "c": torch.zeros(10), "s": "x"})
@@ -876,7 +876,7 @@ def test_the_real_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @every_format
-def test_a_deep_tree(format: str, tmp_path: Path) -> None:
+def test_a_deep_tree(format: Any, tmp_path: Path) -> None:
     td = TensorDict(x=ramp(2))
     for _ in range(50):
         td = TensorDict({"n": td})
@@ -885,7 +885,7 @@ def test_a_deep_tree(format: str, tmp_path: Path) -> None:
 
 
 @every_format
-def test_a_tree_deeper_than_files_go(format: str, tmp_path: Path) -> None:
+def test_a_tree_deeper_than_files_go(format: Any, tmp_path: Path) -> None:
     """It is held or refused before anything is written, never a broken file."""
     td = TensorDict(x=ramp(2))
     for _ in range(300):
@@ -901,7 +901,7 @@ def test_a_tree_deeper_than_files_go(format: str, tmp_path: Path) -> None:
 @every_format
 @pytest.mark.parametrize("kind", ["cut", "flip"])
 def test_broken_files_give_a_tree_or_an_error(
-    format: str, kind: str, tmp_path: Path
+    format: Any, kind: str, tmp_path: Path
 ) -> None:
     """Of any place: an error names the file, and nothing else is raised."""
     nested = {"s": ["a", "b", "c"], "t": NonTensorData((1,))}
@@ -918,6 +918,6 @@ def test_broken_files_give_a_tree_or_an_error(
         try:
             out = tdfunc.load(path)
         except (FileFormatError, PickleRefusedError, MissingFileError) as error:
-            assert path.name in str(error)
+            assert path.name in str(error)  # noqa: PT017 - one of many files
         else:
             assert_valid(out)

@@ -220,4 +220,4 @@ def test_a_terminal_in_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     assert main(["show", str(tmp_path / "x")]) == 0
 
-    assert rb"\u65e5\u672c" in out.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert rb"\u65e5\u672c" in out.buffer.getvalue()
