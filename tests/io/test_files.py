@@ -414,7 +414,7 @@ def test_what_has_no_elements_is_refused(format: Any, tmp_path: Path) -> None:
             tdfunc.save(TensorDict({"n": {"bad": bad}}), where, format=format)
     for other in ({"a": ramp(2)}, ramp(2), None):
         with pytest.raises(InvalidLeafError, match=r"only trees.*TensorDict\("):
-            tdfunc.save(other, where, format=format)
+            tdfunc.save(other, where, format=format)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidLeafError, match="transform"):
         torch.vmap(lambda td: td.save(where, format=format) or td)(tree())
     assert [] == [*tmp_path.iterdir()]
