@@ -251,6 +251,8 @@ from tdfunc._ops.special import polygamma as polygamma
 from tdfunc._ops.special import xlogy as xlogy
 from tdfunc._ops.state import load_state_dict as load_state_dict
 from tdfunc._ops.state import state_dict as state_dict
+from tdfunc._ops.storage import consolidate as consolidate
+from tdfunc._ops.storage import share as share
 from tdfunc._ops.training import check_finite as check_finite
 from tdfunc._ops.training import cosine_similarity as cosine_similarity
 from tdfunc._ops.training import global_norm as global_norm
@@ -341,6 +343,8 @@ from tdfunc.func import stop_gradient as stop_gradient
 from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
+from tdfunc.io._processes import ByReference as ByReference
+from tdfunc.io._processes import by_reference as by_reference
 
 # Files
 from tdfunc.io import from_consolidated as from_consolidated
@@ -372,13 +376,17 @@ __all__ = [
     "to_lazystack",
     "NonTensorStack",
     "unbatched",
+    "ByReference",
+    "by_reference",
     "At",
     "at",
     "clone",
+    "consolidate",
     "contiguous",
     "detach",
     "from_dict",
     "to",
+    "share",
     "to_dict",
     "with_statics",
     "from_dlpack",

@@ -19,7 +19,7 @@ from tdfunc._core._torch import PLAIN_TYPES, forget_loaded_specs, is_tracing, py
 from tdfunc._core.build import nested
 from tdfunc._core.context import BareContext, Context, context_of
 from tdfunc._core.node import Node, make, restore, settled_size
-from tdfunc._core.pickling import rebuild_leaf
+from tdfunc._core.pickling import rebuild_jagged, rebuild_leaf, unpack_leaves
 from tdfunc._core.rows import Table
 from tdfunc._core.schema import schema_from_entries
 from tdfunc._core.statics import (
@@ -338,6 +338,6 @@ _register_members()
 torch.serialization.add_safe_globals(
     [
         *(schema_from_entries, Statics, rebuild_statics, restore, rebuild_leaf),
-        *(Members, Table),
+        *(rebuild_jagged, unpack_leaves, Members, Table),
     ]
 )

@@ -41,6 +41,7 @@ from tdfunc._ops import (
     shape,
     special,
     state,
+    storage,
     training,
     unary,
 )
@@ -106,6 +107,8 @@ class Tree(Node):
     detach = convert.detach
     clone = convert.clone
     contiguous = convert.contiguous
+    consolidate = storage.consolidate
+    share = storage.share
     densify = lazy.densify
     to_lazystack = lazy.to_lazystack
     to_dict = convert.to_dict

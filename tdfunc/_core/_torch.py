@@ -108,6 +108,7 @@ __all__ = [
     "register_trace_constant",
     "remove_batch_dim",
     "seen_at",
+    "shared_storage",
     "traced_associative_scan",
     "traced_inline",
     "traced_scan",
@@ -401,6 +402,13 @@ def is_returned_mapped(tensor: torch.Tensor) -> bool:
 def is_batched_at(tensor: torch.Tensor, level: int) -> bool:
     """Return whether a tensor is mapped at this level of `vmap`."""
     return _is_batched(tensor) and _level_of(tensor) == level
+
+
+def shared_storage(size: int) -> torch.UntypedStorage:
+    """Return a storage in shared memory, with whatever is in it."""
+    make = getattr(torch.UntypedStorage, "_new_shared", None)
+    # The public way copies what was in private memory before.
+    return make(size) if make else torch.UntypedStorage(size).share_memory_()
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:

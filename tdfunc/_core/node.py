@@ -8,7 +8,6 @@ from __future__ import annotations
 
 # At run time, as all that annotations of classes name: get_type_hints reads them.
 from collections.abc import Callable  # noqa: TC003
-from copy import deepcopy
 from inspect import getattr_static
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
@@ -19,7 +18,7 @@ from tdfunc._core._torch import has_escaped, is_tracing
 from tdfunc._core.batch import settle
 from tdfunc._core.keys import as_path, check_key, is_key, short
 from tdfunc._core.leaf import LeafLike
-from tdfunc._core.pickling import pack_leaves, unpack_leaves
+from tdfunc._core.pickling import PackedLeaves, copied
 from tdfunc._core.rows import decode, pruned
 from tdfunc._core.schema import ROWS, UNBATCHED, Schema, is_lazy, is_tensor, kind_name
 from tdfunc._core.statics import NO_STATICS, Statics, rebuild_statics
@@ -73,7 +72,7 @@ PURE_SPELLINGS = {
     "set_": "td = td.set(key, value)",
     "set_at_": "td = td.at[index].set({key: value})",
     "setdefault": "td = td if key in td else td.set(key, value)",
-    "share_memory_": "td = td.apply(lambda x: x.clone().share_memory_())",
+    "share_memory_": "td = tdfunc.share(td)",
     "unlock_": "nothing to do: every operation returns a new tree",
     "update_": "td = td.update(other)",
     "update_at_": _WRITE_ROWS,
@@ -434,15 +433,15 @@ class Node:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         size = self.batch_size
         leaves, statics = _without_unused(self)
-        values = deepcopy(statics.values, memo)
-        leaves = deepcopy(leaves, memo)
+        values = copied(statics.values, memo)
+        leaves = copied(leaves, memo)
         statics = rebuild_statics(values)
         return make(self._schema, leaves, statics, size, self._names)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         self.batch_size  # noqa: B018 - settles, so that the pickle holds the truth
         leaves, statics = _without_unused(self)
-        parts = (self._schema, pack_leaves(leaves, int(protocol)), statics)
+        parts = (self._schema, PackedLeaves(leaves, int(protocol)), statics)
         return restore, (*parts, tuple(self.batch_size), self._names)
 
 
@@ -520,7 +519,7 @@ def restore(
     names: tuple[str | None, ...] | None,
 ) -> Node:
     """Return an unpickled node."""
-    return make(schema, unpack_leaves(leaves), statics, torch.Size(batch_size), names)
+    return make(schema, leaves, statics, torch.Size(batch_size), names)
 
 
 def entry_at(node: Node, path: Path) -> Any:

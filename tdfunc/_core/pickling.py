@@ -3,16 +3,34 @@
 Protocol 5 lets a receiver map a buffer instead of copying it; torch's own pickling
 of tensors does not offer its bytes that way. Each plain leaf becomes
 `(buffer, dtype, shape)`; what is not a plain CPU tensor goes through torch.
+
+A view sends its own elements, never the storage behind it: a row of a mapped file of
+64 GiB is a row.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pickle import PickleBuffer
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
-__all__ = ["pack_leaves", "unpack_leaves"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = [
+    "PackedLeaves",
+    "as_bytes",
+    "copied",
+    "distinct",
+    "is_plain",
+    "own_elements",
+    "rebuild_jagged",
+    "rebuild_leaf",
+    "unpack_leaves",
+    "wrapped",
+]
 
 _BUFFER_PROTOCOL = 5
 
@@ -34,34 +52,105 @@ _OLD_DTYPES = frozenset(
     }
 )
 
-Packed: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...]]
 
+@final
+class PackedLeaves:
+    """Stands for the leaves of a tree while it is pickled; unpickles as their tuple.
 
-def pack_leaves(leaves: tuple[Any, ...], protocol: int) -> Packed:
-    """Return the distinct leaves in the form to be pickled, and which is where.
+    One object for all of them, so that between processes they can take another way
+    (`tdfunc.io`): that of the pickler is chosen by type.
 
-    A view sends its own elements, never the storage behind it. A leaf that occurs
-    twice is sent once and stays one tensor.
+    Attributes:
+        leaves: the leaves.
+        protocol: of the pickle.
     """
-    wrap = _Buffered if protocol >= _BUFFER_PROTOCOL else _without_buffers
+
+    __slots__ = ("leaves", "protocol")
+
+    def __init__(self, leaves: tuple[Any, ...], protocol: int) -> None:
+        self.leaves = leaves
+        self.protocol = protocol
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        wrap = _Buffered if self.protocol >= _BUFFER_PROTOCOL else _without_buffers
+        found, order = distinct(self.leaves)
+        return unpack_leaves, (tuple(wrapped(found, wrap)), order)
+
+
+def wrapped(found: Iterable[Any], wrap: Callable[[torch.Tensor], Any]) -> list[Any]:
+    """Return what is pickled for leaves: ``wrap(tensor)`` for those that are plain.
+
+    A jagged one becomes its parts, each once: leaves of the same rows stay so.
+    """
+    parts: dict[int, Any] = {}
+
+    def part(tensor: Any) -> Any:
+        made = parts.get(id(tensor))
+        if made is None:
+            made = parts[id(tensor)] = wrap(tensor) if is_plain(tensor) else tensor
+        return made
+
+    def whole(leaf: Any) -> Any:
+        if not is_jagged(leaf):
+            return part(leaf)
+        parts = (leaf.values(), leaf.offsets(), leaf.lengths())
+        return _Jagged((*map(part, parts), leaf._ragged_idx))
+
+    return [whole(leaf) for leaf in found]
+
+
+def is_jagged(leaf: Any) -> bool:
+    """Return whether a leaf is a jagged tensor that has no graph."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.layout is torch.jagged
+        and leaf.is_leaf
+        and not leaf.requires_grad
+    )
+
+
+@final
+class _Jagged:
+    """Stands for a jagged tensor while it is pickled; unpickles as the tensor."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_jagged, self.parts
+
+
+def rebuild_jagged(
+    values: torch.Tensor, offsets: torch.Tensor, lengths: Any, dim: int
+) -> torch.Tensor:
+    """Return the jagged tensor of these parts."""
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, jagged_dim=dim
+    )
+
+
+def distinct(leaves: tuple[Any, ...]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the objects among the leaves, each once, and which one is where."""
     places: dict[int, int] = {}
-    packed: list[Any] = []
+    found: list[Any] = []
     order: list[int] = []
     for leaf in leaves:
-        place = places.setdefault(id(leaf), len(packed))
-        if place == len(packed):
-            packed.append(wrap(leaf) if _is_plain(leaf) else leaf)
+        place = places.setdefault(id(leaf), len(found))
+        if place == len(found):
+            found.append(leaf)
         order.append(place)
-    return tuple(packed), tuple(order)
+    return found, tuple(order)
 
 
-def unpack_leaves(packed: Packed) -> tuple[Any, ...]:
-    """Return the leaves that `pack_leaves` packed."""
-    leaves, order = packed
-    return tuple([leaves[place] for place in order])
+def unpack_leaves(packed: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the leaves that were packed; one that was there twice is one tensor."""
+    return tuple([packed[place] for place in order])
 
 
-def _is_plain(leaf: Any) -> bool:
+def is_plain(leaf: Any) -> bool:
+    """Return whether a leaf is nothing but elements on the CPU."""
     return (
         type(leaf) is torch.Tensor
         and leaf.layout is torch.strided
@@ -71,12 +160,39 @@ def _is_plain(leaf: Any) -> bool:
     )
 
 
+def own_elements(value: Any) -> Any:
+    """Return a view as a tensor of its own; anything else, and what is whole, as is."""
+    if not is_plain(value) or value.untyped_storage().nbytes() == value.nbytes:
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def copied(leaves: tuple[Any, ...], memo: dict[int, Any]) -> tuple[Any, ...]:
+    """Return deep copies of leaves.
+
+    Leaves that share a storage share the copy of it, as torch has it, unless most of
+    the storage is not theirs.
+    """
+    used: dict[int, int] = {}
+    plain = [leaf for leaf in distinct(leaves)[0] if is_plain(leaf)]
+    for leaf in plain:
+        storage = leaf.untyped_storage()
+        used[storage.data_ptr()] = used.get(storage.data_ptr(), 0) + leaf.nbytes
+    for leaf in plain:
+        storage = leaf.untyped_storage()
+        if 2 * used[storage.data_ptr()] < storage.nbytes() and id(leaf) not in memo:
+            memo[id(leaf)] = own_elements(leaf)
+    return deepcopy(leaves, memo)
+
+
+def as_bytes(leaf: torch.Tensor, protocol: int) -> Any:
+    """Return an object that pickles a plain leaf as its bytes, and unpickles as it."""
+    return _Buffered(leaf) if protocol >= _BUFFER_PROTOCOL else _Bytes(leaf)
+
+
 def _without_buffers(leaf: torch.Tensor) -> Any:
-    if leaf.dtype not in _OLD_DTYPES:
-        return _Bytes(leaf)
     # torch pickles the whole storage behind a view.
-    whole = leaf.untyped_storage().nbytes() == leaf.nbytes
-    return leaf if whole else leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return own_elements(leaf) if leaf.dtype in _OLD_DTYPES else _Bytes(leaf)
 
 
 class _Buffered:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tdfunc._core._torch import is_tracing
+from tdfunc._core.pickling import own_elements
 
 __all__ = ["NO_STATICS", "NonTensorData", "Statics", "gather_statics", "same_value"]
 
@@ -121,7 +122,8 @@ class Statics:
         return f"Statics({self.values!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return rebuild_statics, (self.values,)
+        # An unbatched tensor is its elements, not the storage that they are in.
+        return rebuild_statics, (tuple([own_elements(x) for x in self.values]),)
 
 
 NO_STATICS = Statics(())

@@ -117,10 +117,10 @@ def to(
     def go(codes: torch.Tensor) -> torch.Tensor:
         return codes.to(device=device, non_blocking=non_blocking)
 
-    return _replaced(td, move, go)
+    return replaced(td, move, go)
 
 
-def _replaced(
+def replaced(
     td: NodeT,
     fn: Callable[[torch.Tensor], torch.Tensor],
     on_codes: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -130,7 +130,7 @@ def _replaced(
     The tree itself, when `fn` returned what it was given.
     """
     if td._schema.lazy:
-        return around_lazy(td, lambda t: _replaced(t, fn, on_codes))
+        return around_lazy(td, lambda t: replaced(t, fn, on_codes))
     size = carried_size(td)
     schema, statics = td._schema, td._statics
     if schema.rows and on_codes is not None:
@@ -164,7 +164,7 @@ def detach(td: NodeT) -> NodeT:
         >>> td.detach().requires_grad
         False
     """
-    return _replaced(td, lambda leaf: leaf.detach())
+    return replaced(td, lambda leaf: leaf.detach())
 
 
 def clone(td: NodeT) -> NodeT:
@@ -179,7 +179,7 @@ def clone(td: NodeT) -> NodeT:
         >>> td.clone()["x"].data_ptr() == td["x"].data_ptr()
         False
     """
-    return _replaced(td, lambda leaf: leaf.clone())
+    return replaced(td, lambda leaf: leaf.clone())
 
 
 def contiguous(td: NodeT) -> NodeT:
@@ -192,7 +192,7 @@ def contiguous(td: NodeT) -> NodeT:
         >>> td.contiguous()["x"].is_contiguous()
         True
     """
-    return _replaced(td, lambda leaf: leaf.contiguous())
+    return replaced(td, lambda leaf: leaf.contiguous())
 
 
 def with_statics(td: NodeT, other: Node) -> NodeT:

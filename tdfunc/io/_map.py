@@ -24,10 +24,18 @@ from tdfunc.errors import FileFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["as_buffer", "mapped_files", "tensors_in", "tensors_of", "write_all"]
+__all__ = [
+    "MAPPED",
+    "MappedFile",
+    "as_buffer",
+    "mapped_files",
+    "tensors_in",
+    "tensors_of",
+    "write_all",
+]
 
 # Leaves from this size on are mapped.
-_MAPPED = 64 * 1024
+MAPPED = 64 * 1024
 # As much is read at once, into one buffer; a tensor that is kept keeps no more alive.
 _BUFFER = 1024 * 1024
 # Bytes between two leaves that are read along rather than skipped with another call.
@@ -137,7 +145,7 @@ def tensors_in(descriptor: int, places: Sequence[_TensorPlace]) -> list[torch.Te
         end = max(end, reach)
         if size == 0:
             out[i] = torch.empty(shape, dtype=dtype)
-        elif size < _MAPPED:
+        elif size < MAPPED:
             read.append((offset, size, i, count, dtype, shape))
         else:
             mapped.append((offset, size, i, count, dtype, shape))
@@ -192,7 +200,7 @@ def tensors_of(files: Iterable[_FilePlace]) -> list[torch.Tensor]:
                 raise _no_file(directory, name, error) from error
             raise
         try:
-            if size >= _MAPPED:
+            if size >= MAPPED:
                 out += tensors_in(descriptor, [(0, dtype, shape)])
                 continue
             if used + size > len(left):
