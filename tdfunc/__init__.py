@@ -352,9 +352,11 @@ from tdfunc.io import load as load
 from tdfunc.io import load_memmap as load_memmap
 from tdfunc.io import load_safetensors as load_safetensors
 from tdfunc.io import memmap as memmap
+from tdfunc.io import pack_memmap as pack_memmap
 from tdfunc.io import save as save
 from tdfunc.io import save_async as save_async
 from tdfunc.io import save_safetensors as save_safetensors
+from tdfunc.io import unpack_memmap as unpack_memmap
 
 __version__ = "0.1.0"
 
@@ -693,6 +695,8 @@ __all__ = [
     "load_memmap",
     "load_safetensors",
     "memmap",
+    "pack_memmap",
+    "unpack_memmap",
     "save",
     "save_async",
     "save_safetensors",

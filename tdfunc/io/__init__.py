@@ -8,6 +8,8 @@ from tdfunc.io._files import memmap as memmap
 from tdfunc.io._files import save as save
 from tdfunc.io._files import save_async as save_async
 from tdfunc.io._files import save_safetensors as save_safetensors
+from tdfunc.io._pack import pack_memmap as pack_memmap
+from tdfunc.io._pack import unpack_memmap as unpack_memmap
 from tdfunc.io._show import show as show
 
 __all__ = [
@@ -16,8 +18,10 @@ __all__ = [
     "load_memmap",
     "load_safetensors",
     "memmap",
+    "pack_memmap",
     "save",
     "save_async",
     "save_safetensors",
     "show",
+    "unpack_memmap",
 ]

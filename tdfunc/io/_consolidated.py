@@ -34,22 +34,23 @@ from tdfunc.io._record import (
     as_shape,
     bad,
     check_version,
+    class_note,
     outline_of,
     record_of,
 )
 from tdfunc.io._values import dtype_name, dtype_of, dumps, is_plain, loads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path as FilePath
 
-    from tdfunc.io._layout import Entry, Source
+    from tdfunc.io._layout import Source
     from tdfunc.io._options import ReadOptions, WriteOptions
     from tdfunc.typing import Path
 
 __all__ = ["open_source", "recognises", "write"]
 
-# Any dtype of torch may be read where it begins at such a place, and so may its vectors.
+# Elements of any dtype may begin at such a place, and what vectors are read from.
 _ALIGNMENT = 64
 
 _LENGTH = 8  # bytes of the length at the end
@@ -59,6 +60,7 @@ _FIELDS = ("cls", "non_tensors", "leaves", "cls_metadata")
 _RESERVED = frozenset({*_FIELDS, "size"})
 
 # How the parts of a jagged tensor are named, in this order.
+_JAGGED = "<NJT"
 _VALUES, _LENGTHS, _OFFSETS = "<NJT_VALUES>", "<NJT_LENGTHS>", "<NJT_OFFSETS>"
 _PART = re.compile(r"<NJT[^>]*>")
 
@@ -91,48 +93,43 @@ def write(level: Level, path: FilePath, options: WriteOptions) -> None:
     record, arrays, _ = record_of(level, allow_pickle=options.allow_pickle)
     kinds: dict[tuple[torch.dtype, tuple[int, ...]], int] = {}
     which = [kinds.setdefault((a.dtype, a.shape), len(kinds)) for a in arrays]
-    starts: dict[int, int] = {}
+    known = [[dtype_name(dtype), list(shape)] for dtype, shape in kinds]
+    sizes = [prod(shape) * dtype.itemsize for dtype, shape in kinds]
+    # What the peer says of each array, and what is written of it.
+    leaves: dict[int, list[Any]] = {}
+    counts: list[int] = []
     end = 0
-    for array in arrays:
-        starts[id(array)] = end
-        end = _aligned(end + array.nbytes)
-    block = dumps(
-        {
-            "kinds": [[dtype_name(dtype), list(shape)] for dtype, shape in kinds],
-            "arrays": which,
-            "levels": record,
-        }
-    )
+    for array, at in zip(arrays, which, strict=True):
+        count = sizes[at]
+        leaves[id(array)] = [*known[at], end, end + count, 0]
+        counts.append(count)
+        end += count + -count % _ALIGNMENT
+    block = dumps({"kinds": known, "arrays": which, "levels": record})
     ours = {_OURS: [VERSION, end, len(block), crc32(block)]}
-    trailer = dumps({"size": ours, **_peer_node(level, starts)})
+    trailer = dumps({"size": ours, **_peer_node(level, leaves)})
     length = len(trailer).to_bytes(_LENGTH, "little")
     with new_file(
         path, overwrite=options.overwrite, durable=options.durable
     ) as descriptor:
         options.ready()
-        write_all(descriptor, _buffers(arrays, options))
+        write_all(descriptor, _buffers(arrays, counts, options.progress))
         write_all(descriptor, [block, trailer, length])
 
 
-def _aligned(place: int) -> int:
-    return -(-place // _ALIGNMENT) * _ALIGNMENT
-
-
 def _buffers(
-    arrays: list[Array], options: WriteOptions
+    arrays: list[Array], counts: list[int], progress: Callable[[int], None]
 ) -> Iterator[memoryview | bytes]:
     """Yield the bytes of all arrays, with what lies between them."""
-    for array in arrays:
-        count = array.nbytes
+    for array, count in zip(arrays, counts, strict=True):
         if count:
             tensor: Any = array.tensor
             yield as_buffer(tensor)
-            if rest := -count % _ALIGNMENT:
-                yield bytes(rest)
-            options.progress(count)
+            if count % _ALIGNMENT:
+                yield bytes(-count % _ALIGNMENT)
+            progress(count)
 
 
-def _peer_node(level: Level, starts: dict[int, int]) -> dict[str, Any]:
+def _peer_node(level: Level, leaves: dict[int, list[Any]]) -> dict[str, Any]:
     """Return what the peer can hold of a tree, as it writes it."""
     top = _bare("TensorDict", {})
     pending: list[tuple[Level, dict[str, Any], list[str | None], int]]
@@ -152,7 +149,11 @@ def _peer_node(level: Level, starts: dict[int, int]) -> dict[str, Any]:
                 "is_locked": False,
             }
         for key, entry in here.entries.items():
-            if isinstance(entry, Level):
+            if isinstance(entry, Array):
+                shown = entry.dtype in _PEER_DTYPES and not entry.unbatched
+                if shown and key[:4] != _JAGGED and _is_text(key):
+                    node["leaves"][key] = leaves[id(entry)]
+            elif isinstance(entry, Level):
                 if _is_hidden(key, entry, depth):
                     continue
                 below = node[key] = _bare("TensorDict", {})
@@ -160,7 +161,7 @@ def _peer_node(level: Level, starts: dict[int, int]) -> dict[str, Any]:
                 theirs = _names_of(entry) if dim is None else names
                 pending.append((entry, below, theirs, depth + 1))
             elif _is_text(key):
-                _add_peer_entry(node, key, entry, here, starts)
+                _add_peer_entry(node, key, entry, here.batch_size, leaves)
     return top
 
 
@@ -190,43 +191,31 @@ def _is_hidden(key: str, level: Level, depth: int) -> bool:
 
 
 def _add_peer_entry(
-    node: dict[str, Any], key: str, entry: Entry, level: Level, starts: dict[int, int]
+    node: dict[str, Any],
+    key: str,
+    entry: Static | Rows | Jagged,
+    size: tuple[int, ...],
+    leaves: dict[int, list[Any]],
 ) -> None:
-    size = list(level.batch_size)
     if isinstance(entry, Static):
         if is_plain(entry.value):
-            node["non_tensors"][key] = [entry.value, size, None]
+            node["non_tensors"][key] = [entry.value, list(size), None]
     elif isinstance(entry, Rows):
         shape, values = entry.shape, entry.values
         if not shape:  # of one row, which is one value
-            _add_peer_entry(node, key, Static(values[0]), level, starts)
+            _add_peer_entry(node, key, Static(values[0]), size, leaves)
             return
         fine = values and key not in _RESERVED and len(shape) <= MOST_DEPTH
         if fine and all([is_plain(value) for value in values]):
             node[key] = _peer_rows(shape, values)
-    elif isinstance(entry, Array):
-        shown = entry.dtype in _PEER_DTYPES and not entry.unbatched
-        if shown and not _PART.match(key):
-            node["leaves"][key] = _peer_leaf(entry, starts)
-    elif isinstance(entry, Jagged):
-        parts = {
-            _VALUES: entry.values,
-            _LENGTHS: entry.lengths,
-            _OFFSETS: entry.offsets,
-        }
-        held = {name: part for name, part in parts.items() if part is not None}
-        shown = all([part.dtype in _PEER_DTYPES for part in held.values()])
-        if shown and not _PART.search(key):
-            leaves = node["leaves"]
-            for name, part in held.items():
-                leaves[name + key] = _peer_leaf(part, starts)
-            leaves[_OFFSETS + key].append(entry.ragged_dim)
-
-
-def _peer_leaf(array: Array, starts: dict[int, int]) -> list[Any]:
-    start = starts[id(array)]
-    stop = start + array.nbytes
-    return [dtype_name(array.dtype), list(array.shape), start, stop, 0]
+    elif _JAGGED not in key:
+        held = [(_VALUES, entry.values)]
+        held += [(_LENGTHS, entry.lengths)] if entry.lengths is not None else []
+        if all([part.dtype in _PEER_DTYPES for _, part in held]):
+            into = node["leaves"]
+            for name, part in held:
+                into[name + key] = leaves[id(part)]
+            into[_OFFSETS + key] = [*leaves[id(entry.offsets)], entry.ragged_dim]
 
 
 def _peer_rows(shape: tuple[int, ...], values: list[Any]) -> dict[str, Any]:
@@ -328,7 +317,8 @@ class _Consolidated(OneFile):
                 raise bad(name, "an array has no dtype and shape", got=kind)
             dtype = dtype_of(kind[0], name)
             shape = as_shape(kind[1], name, itemsize=dtype.itemsize)
-            known.append((dtype, shape, _aligned(prod(shape) * dtype.itemsize)))
+            count = prod(shape) * dtype.itemsize
+            known.append((dtype, shape, count + -count % _ALIGNMENT))
         if not all([type(at) is int and 0 <= at < len(known) for at in which]):
             raise bad(name, "an array has a dtype and shape that are not there")
         arrays: list[Array] = []
@@ -408,11 +398,9 @@ class _Peer:
         else:
             level.batch_size = as_shape(said.get("batch_size"), name, path)
             level.names = as_names(said.get("names"), len(level.batch_size), name, path)
-        if cls not in {"TensorDict", "LazyStackedTensorDict"}:
-            module, _, qualname = (
-                cls.removeprefix("<class '").removesuffix("'>").rpartition(".")
-            )
-            level.record = f"{module}:{qualname}"
+        level.record = class_note(cls)
+        if level.record is None and cls not in {"TensorDict", "LazyStackedTensorDict"}:
+            raise bad(name, "a node is of no class that is known", path, got=cls)
         for key, value in data["non_tensors"].items():
             plain, _ = self._value(value, (*path, key))
             self._add_new(level, key, Static(plain), (*path, key))

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ from tdfunc.io._map import tensors_in
 from tdfunc.io._values import from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path as FilePath
 
     from tdfunc.io._layout import Entry
@@ -57,6 +56,7 @@ __all__ = [
     "as_shape",
     "bad",
     "check_version",
+    "class_note",
     "outline_of",
     "record_of",
 ]
@@ -147,6 +147,19 @@ def check_version(version: Any, name: str) -> None:
         )
 
 
+def class_note(name: Any) -> str | None:
+    """Return the note of a record class that the peer names, None if it is none.
+
+    Where its module ends is not said: the last part is taken for its name.
+    """
+    if type(name) is not str or not name.startswith("<class '"):
+        return None
+    module, _, qualname = (
+        name.removeprefix("<class '").removesuffix("'>").rpartition(".")
+    )
+    return f"{module}:{qualname}"
+
+
 def record_of(
     level: Level, *, allow_pickle: bool
 ) -> tuple[list[Any], list[Array], list[Path]]:
@@ -157,45 +170,76 @@ def record_of(
         FormatLimitError: a value can not be written.
     """
     found = list(iter_levels(level))
-    places = {id(here): at for at, (_, here) in enumerate(found)}
-    numbers: dict[int, int] = {}
-    arrays: list[Array] = []
-    paths: list[Path] = []
+    recorder = _Recorder({id(here): at for at, (_, here) in enumerate(found)})
+    recorder.allow_pickle = allow_pickle
+    levels = [recorder.level(here, path) for path, here in found]
+    return levels, recorder.arrays, recorder.paths
 
-    def number(array: Array, path: Path) -> int:
-        at = numbers.setdefault(id(array), len(arrays))
-        if at == len(arrays):
-            arrays.append(array)
-            paths.append(path)
-        return at
 
-    def entry_of(entry: Entry, path: Path) -> Any:
+class _Recorder:
+    """Numbers arrays, and says what entries are.
+
+    Attributes:
+        levels: the number of each level.
+        arrays: the arrays by number,
+        paths: and a path of each.
+    """
+
+    def __init__(self, levels: dict[int, int]) -> None:
+        self.levels = levels
+        self.allow_pickle = False
+        self.numbers: dict[int, int] = {}
+        self.arrays: list[Array] = []
+        self.paths: list[Path] = []
+
+    def level(self, level: Level, path: Path) -> dict[str, Any]:
+        made: dict[str, Any] = {"batch_size": list(level.batch_size)}
+        if level.names is not None:
+            made["names"] = [_text(name) for name in level.names]
+        if level.record is not None:
+            made["record"] = _text(level.record)
+        if level.stack_dim is not None:
+            made["stack_dim"] = level.stack_dim
+        made["keys"] = [_text(key) for key in level.entries]
+        made["entries"] = [
+            self.entry(entry, (*path, key)) for key, entry in level.entries.items()
+        ]
+        return made
+
+    def entry(self, entry: Entry, path: Path) -> Any:
         if isinstance(entry, Array):
-            at = number(entry, path)
+            at = self.number(entry, path)
             return {"unbatched": at} if entry.unbatched else at
         if isinstance(entry, Level):
-            return {"level": places[id(entry)]}
+            return {"level": self.levels[id(entry)]}
         if isinstance(entry, Static):
-            return {"static": to_json(entry.value, path, allow_pickle=allow_pickle)}
+            return {"static": self.value(entry.value, path)}
         if isinstance(entry, Rows):
-            return {"rows": _rows_parts(entry, path, allow_pickle=allow_pickle)}
-        lengths = None if entry.lengths is None else number(entry.lengths, path)
-        values, offsets = number(entry.values, path), number(entry.offsets, path)
-        return {"jagged": [values, offsets, lengths, entry.ragged_dim]}
+            return {"rows": self.rows(entry, path)}
+        parts = (entry.values, entry.offsets, entry.lengths)
+        numbers = [None if part is None else self.number(part, path) for part in parts]
+        return {"jagged": [*numbers, entry.ragged_dim]}
 
-    levels: list[Any] = []
-    for path, here in found:
-        made: dict[str, Any] = {"batch_size": list(here.batch_size)}
-        if here.names is not None:
-            made["names"] = [_text(name) for name in here.names]
-        if here.record is not None:
-            made["record"] = _text(here.record)
-        if here.stack_dim is not None:
-            made["stack_dim"] = here.stack_dim
-        made["keys"] = [_text(key) for key in here.entries]
-        made["entries"] = [entry_of(e, (*path, k)) for k, e in here.entries.items()]
-        levels.append(made)
-    return levels, arrays, paths
+    def number(self, array: Array, path: Path) -> int:
+        arrays = self.arrays
+        at = self.numbers.setdefault(id(array), len(arrays))
+        if at == len(arrays):
+            arrays.append(array)
+            self.paths.append(path)
+        return at
+
+    def value(self, value: Any, path: Path) -> Any:
+        return to_json(value, path, allow_pickle=self.allow_pickle)
+
+    def rows(self, rows: Rows, path: Path) -> list[Any]:
+        # The same object in many rows is written once, and is one object again.
+        places: dict[int, int] = {}
+        codes = [places.setdefault(id(value), len(places)) for value in rows.values]
+        table: list[Any] = [None] * len(places)
+        for code, value in zip(codes, rows.values, strict=True):
+            table[code] = value
+        parts = [self.value(value, path) for value in table]
+        return [list(rows.shape), parts, None if len(table) == len(codes) else codes]
 
 
 def _text(value: str | None) -> Any:
@@ -203,17 +247,6 @@ def _text(value: str | None) -> Any:
     if value is None or value.isascii():
         return value
     return to_json(value, (), allow_pickle=False)
-
-
-def _rows_parts(rows: Rows, path: Path, *, allow_pickle: bool) -> list[Any]:
-    # The same object in many rows is written once, and is one object again.
-    places: dict[int, int] = {}
-    codes = [places.setdefault(id(value), len(places)) for value in rows.values]
-    table: list[Any] = [None] * len(places)
-    for code, value in zip(codes, rows.values, strict=True):
-        table[code] = value
-    parts = [to_json(value, path, allow_pickle=allow_pickle) for value in table]
-    return [list(rows.shape), parts, None if len(table) == len(codes) else codes]
 
 
 def outline_of(

@@ -20,7 +20,7 @@ whose members are alike are one tensor for each entry, as the peer has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,14 @@ from tdfunc.io._record import (
     as_shape,
     bad,
     check_version,
+    class_note,
     outline_of,
     record_of,
 )
 from tdfunc.io._values import dumps, is_plain, loads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path as FilePath
 
     from tdfunc.io._layout import Entry, Source
@@ -106,6 +107,7 @@ class _Tensor:
         sources: the array, or the arrays of which it is a stack.
         dim: the dim of the stack; None for one array.
         shown: whether the peer has it in its tree.
+        nbytes: how long it is.
     """
 
     name: str
@@ -114,10 +116,10 @@ class _Tensor:
     sources: list[Array]
     dim: int | None = None
     shown: bool = False
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+    def __post_init__(self) -> None:
+        self.nbytes = prod(self.shape) * self.dtype.itemsize
 
 
 def write(level: Level, path: FilePath, options: WriteOptions) -> None:
@@ -175,7 +177,7 @@ def write(level: Level, path: FilePath, options: WriteOptions) -> None:
     ) as descriptor:
         options.ready()
         start = [len(raw).to_bytes(_LENGTH, "little"), raw]
-        write_all(descriptor, _buffers(start, tensors, options))
+        write_all(descriptor, _buffers(start, tensors, options.progress))
 
 
 def _check_dtypes(arrays: list[Array], paths: list[Path]) -> None:
@@ -196,20 +198,19 @@ def _check_dtypes(arrays: list[Array], paths: list[Path]) -> None:
 
 
 def _buffers(
-    start: list[bytes], tensors: list[_Tensor], options: WriteOptions
+    start: list[bytes], tensors: list[_Tensor], progress: Callable[[int], None]
 ) -> Iterator[memoryview | bytes]:
     yield from start
     for tensor in tensors:
-        count = tensor.nbytes
-        if not count:
-            continue
-        parts: list[Any] = [array.tensor for array in tensor.sources]
         if tensor.dim:
-            parts = [torch.stack(parts, tensor.dim)]
-        # Along the first dim, members one after the other are the stack.
-        for part in parts:
-            yield as_buffer(part)
-        options.progress(count)
+            parts: list[Any] = [array.tensor for array in tensor.sources]
+            yield as_buffer(torch.stack(parts, tensor.dim))
+        else:
+            # Along the first dim, members one after the other are the stack.
+            for array in tensor.sources:
+                one: Any = array.tensor
+                yield as_buffer(one)
+        progress(tensor.nbytes)
 
 
 class _Plan:
@@ -266,30 +267,32 @@ class _Plan:
             if here.stack_dim is not None:
                 if _are_alike(here, depth):
                     made["stack_dim"] = here.stack_dim
-                    self._stack(here, path, here.batch_size, keys)
+                    self._stack(here, path, keys)
                 # Else only the root comes here: an empty node to the peer.
                 continue
             for key, entry in here.entries.items():
                 if not (key.isascii() or is_plain(key)):
                     continue
-                if isinstance(entry, Level):
-                    if depth < MOST_DEPTH and _is_shown(entry, depth + 1):
-                        below: dict[str, Any] = {}
-                        keys[key] = {"td": below}
-                        pending.append(((*path, key), entry, below, depth + 1))
-                elif isinstance(entry, Array):
-                    tensor = self.show(entry, (*path, key))
-                    tensor.shown = True
-                    keys[key] = {"tensor": tensor.name}
-                    if entry.unbatched:
-                        keys[key]["unbatched"] = True
-                elif isinstance(entry, Static) and is_plain(entry.value):
-                    keys[key] = {"non_tensor": entry.value}
+                if not isinstance(entry, Level):
+                    self._entry(entry, key, path, keys)
+                elif depth < MOST_DEPTH and _is_shown(entry, depth + 1):
+                    below: dict[str, Any] = {}
+                    keys[key] = {"td": below}
+                    pending.append(((*path, key), entry, below, depth + 1))
         return root
 
-    def _stack(
-        self, level: Level, path: Path, size: tuple[int, ...], keys: dict[str, Any]
-    ) -> None:
+    def _entry(self, entry: Entry, key: str, path: Path, keys: dict[str, Any]) -> None:
+        if isinstance(entry, Array):
+            tensor = self.show(entry, (*path, key))
+            tensor.shown = True
+            said: dict[str, Any] = {"tensor": tensor.name}
+            if entry.unbatched:
+                said["unbatched"] = True
+            keys[key] = said
+        elif isinstance(entry, Static) and is_plain(entry.value):
+            keys[key] = {"non_tensor": entry.value}
+
+    def _stack(self, level: Level, path: Path, keys: dict[str, Any]) -> None:
         """Plan a lazy stack whose members are alike: one tensor for each entry."""
         dim = level.stack_dim
         assert dim is not None  # noqa: S101 - for type checkers
@@ -515,13 +518,13 @@ class _Safetensors(OneFile):
         used: set[str] = set()
         arrays: list[Array] = []
         for place in [*places, *spare]:
-            member = None
+            text, member = place, None
             if type(place) is list and len(place) == 3:  # noqa: PLR2004
-                place, *member = place  # noqa: PLW2901 - the rare form of it
-            found = tensors.get(place) if type(place) is str else None
+                text, *member = place
+            found = tensors.get(text) if type(text) is str else None
             if found is None:
                 raise bad(name, "the record of the tree has another tensor", got=place)
-            used.add(place)
+            used.add(text)
             arrays.append(found if member is None else _member(found, member, name))
         _check_used(tensors, used, name)
         del arrays[len(places) :]
@@ -593,35 +596,36 @@ def _peer_tree(data: Any, tensors: dict[str, Array], name: str) -> Level:
             raise bad(name, "a node has no keys", path, got=said)
         level.batch_size = as_shape(said.get("batch_size"), name, path)
         level.names = as_names(said.get("names"), len(level.batch_size), name, path)
-        cls = said.get("class")
-        if type(cls) is str:
-            text = cls.removeprefix("<class '").removesuffix("'>")
-            module, _, qualname = text.rpartition(".")
-            level.record = f"{module}:{qualname}"
+        level.record = class_note(said.get("class"))
         for key, entry in said["keys"].items():
             here = (*path, key)
-            kinds = {"tensor", "non_tensor", "td"}
-            if type(entry) is not dict or len(kinds & entry.keys()) != 1:
-                raise bad(name, "an entry is of no kind that is known", here, got=entry)
-            if "td" in entry:
+            if type(entry) is dict and "td" in entry:
                 below = level.entries[key] = Level(())
                 nodes.append((here, entry["td"], below))
-            elif "non_tensor" in entry:
-                level.entries[key] = Static(entry["non_tensor"])
             else:
-                text = entry["tensor"]
-                found = tensors.get(text) if type(text) is str else None
-                if found is None:
-                    raise bad(name, "an entry is a tensor that is not there", here)
-                used.add(text)
-                loose = entry.get("unbatched") is True
-                level.entries[key] = replace(found, unbatched=True) if loose else found
+                level.entries[key] = _peer_entry(entry, tensors, used, here, name)
     _check_used(tensors, used, name)
     # Stacks within stacks: what is inside is taken apart first.
     for path, said, level in reversed(nodes):
         if said.get("stack_dim") is not None:
             _take_apart(level, as_count(said["stack_dim"], name, path), path, name)
     return root
+
+
+def _peer_entry(
+    entry: Any, tensors: dict[str, Array], used: set[str], path: Path, name: str
+) -> Entry:
+    if type(entry) is not dict:
+        raise bad(name, "an entry is no object", path, got=entry)
+    if "non_tensor" in entry:
+        return Static(entry["non_tensor"])
+    text = entry.get("tensor")
+    found = tensors.get(text) if type(text) is str else None
+    if found is None:
+        raise bad(name, "an entry is a tensor that is not there", path, got=entry)
+    used.add(text)
+    loose = entry.get("unbatched") is True
+    return replace(found, unbatched=True) if loose else found
 
 
 def _take_apart(level: Level, dim: int, path: Path, name: str) -> None:
