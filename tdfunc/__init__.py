@@ -343,10 +343,8 @@ from tdfunc.func import stop_gradient as stop_gradient
 from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
-from tdfunc.io._processes import ByReference as ByReference
-from tdfunc.io._processes import by_reference as by_reference
 
-# Files
+# Files, and trees on their way to other processes
 from tdfunc.io import from_consolidated as from_consolidated
 from tdfunc.io import load as load
 from tdfunc.io import load_memmap as load_memmap
@@ -357,6 +355,8 @@ from tdfunc.io import save as save
 from tdfunc.io import save_async as save_async
 from tdfunc.io import save_safetensors as save_safetensors
 from tdfunc.io import unpack_memmap as unpack_memmap
+from tdfunc.io._processes import ByReference as ByReference
+from tdfunc.io._processes import by_reference as by_reference
 
 __version__ = "0.1.0"
 

@@ -85,10 +85,11 @@ _LATE = 4
 # Deflate can not do better than this.
 _DEFLATE_RATIO = 1032
 _LZMA_HEAD = 9
+_LZMA_MEMORY = 256 << 20
 
 # Where names are joined by line ends, an odd one makes one of these.
 _SUSPECT = ("\0", "\\", ":", "//", "/.", "/\n", "\n/", "\n.", "\n\n")
-_ODD_NAME = re.compile(r"[\0\\]|\A/|//|(?:\A|/)\.{1,2}(?:/|\Z)|\A\Z|\A[A-Za-z]:")
+_ODD_NAME = re.compile(r"[\0\\]|//|(?:\A|/)(?:\.{1,2}(?:/|\Z)|\Z)|\A/|\A[A-Za-z]:")
 
 
 class Member(NamedTuple):
@@ -220,7 +221,7 @@ def index(descriptor: int, file: str) -> dict[str, Member]:
     directory = _directory(descriptor, file)
     records, pread = directory.records, os.pread
     found: dict[str, Member] = {}
-    heads: list[int] = []
+    heads: list[tuple[int, Member]] = []
     for at, raw, offset, member in _listed(directory, file):
         name, packed, size, crc, method, flags = member
         start = offset + _LOCAL.size + len(raw)
@@ -237,11 +238,12 @@ def index(descriptor: int, file: str) -> dict[str, Member]:
         if name in found:
             raise broken(file, name, "this name is there twice")
         start += head[28] | head[29] << 8
-        found[name] = Member(name, start, packed, size, crc, method, flags)
-        heads.append(offset)
+        one = Member(name, start, packed, size, crc, method, flags)
+        found[name] = one
+        heads.append((offset, one))
     _check_names(found, file)
-    _check_spans(heads, found.values(), directory.start, file)
-    return {name: found[name] for name in found if name[-1] != "/"}
+    _check_spans(descriptor, heads, directory.start, file)
+    return {name: found[name] for name in found if name[-1:] != "/"}
 
 
 def _listed(
@@ -287,7 +289,7 @@ def _unusual(
     """Return header and member of a record that is more than a stored ASCII name."""
     _, made, _, flags, method, _, _, crc, packed, size = fields[:10]
     disk, _, mode, offset = fields[13:]
-    name = _name(raw, flags, extra, file)
+    name = _name(raw, flags, made >> 8, extra, file)
     if _MAX32 in (packed, size, offset) or disk == _MAX16:
         size, packed, offset, disk = _long(
             extra, (size, packed, offset, disk), file, name
@@ -299,15 +301,20 @@ def _unusual(
     return offset, member
 
 
-def _name(raw: bytes, flags: int, extra: bytes, file: str) -> str:
+def _name(raw: bytes, flags: int, system: int, extra: bytes, file: str) -> str:
     if raw.isascii():
         return raw.decode("ascii")
-    if flags & _UTF8:
-        try:
+    told = None if flags & _UTF8 else _unicode_name(raw, extra)
+    if told is not None:
+        return told
+    try:
+        # Programs on Unix store names as the system has them.
+        if flags & _UTF8 or system == _UNIX:
             return raw.decode()
-        except UnicodeDecodeError:
+    except UnicodeDecodeError:
+        if flags & _UTF8:
             raise broken(file, None, "a name is no UTF-8", raw) from None
-    return _unicode_name(raw, extra) or raw.decode("cp437")
+    return raw.decode("cp437")
 
 
 def _check_names(names: Iterable[str], file: str) -> None:
@@ -394,7 +401,7 @@ def _check_kind(
         raise broken(file, name, "its compression is not known", method)
     if method == STORED and packed != size:
         raise broken(file, name, "it is not compressed, and yet has two sizes")
-    folder = name[-1] == "/"
+    folder = name[-1:] == "/"
     if folder and size:
         raise broken(file, name, "a directory has bytes")
     kind = mode & _KIND
@@ -428,18 +435,34 @@ def _check_head(
 
 
 def _check_spans(
-    heads: list[int], members: Iterable[Member], limit: int, file: str
+    descriptor: int, found: list[tuple[int, Member]], limit: int, file: str
 ) -> None:
-    found = zip(heads, members, strict=True)
-    spans = [(head, one.start + one.packed, one.name) for head, one in found]
-    spans.sort()
-    last, before = 0, ""
-    for offset, end, name in spans:
-        if offset < last:
-            raise broken(file, name, f"it lies on top of {before!r}")
-        last, before = end, name
-    if last > limit:
-        raise broken(file, before, "it reaches into the list of members")
+    """Refuse members that overlap, given with their headers.
+
+    Where the next one begins at the end of one, both are where they seem to be.
+    """
+    found.sort()
+    ends = [*[head for head, _ in found[1:]], limit]
+    for (head, member), end in zip(found, ends, strict=True):
+        over = member.start + member.packed - end
+        if over > 0:
+            raise broken(
+                file, member.name, f"it reaches {over} bytes into what follows"
+            )
+        if over:
+            _check_extra(descriptor, head, member, file)
+
+
+def _check_extra(descriptor: int, head: int, member: Member, file: str) -> None:
+    """Check that a header ends where its last field does."""
+    lengths = _exactly(descriptor, _EXTRA.size, head + _LOCAL.size - _EXTRA.size, file)
+    size = _EXTRA.unpack(lengths)[1]
+    extra = _exactly(descriptor, size, member.start - size, file)
+    at = 0
+    while at + _EXTRA.size <= size:
+        at += _EXTRA.size + _EXTRA.unpack_from(extra, at)[1]
+    if at != size:
+        raise broken(file, member.name, "its header is broken")
 
 
 class _Engine(Protocol):
@@ -486,14 +509,16 @@ def _engine(member: Member, head: bytes) -> _Engine:
     if head[2:4] != b"\5\0" or len(head) < _LZMA_HEAD:
         raise lzma.LZMAError
     lc, rest = head[4] % 9, head[4] // 9
-    wanted = int.from_bytes(head[5:], "little")
+    # No more than there is to say: memory is taken for all of it.
+    dictionary = max(4096, min(int.from_bytes(head[5:], "little"), member.size))
+    if dictionary > _LZMA_MEMORY:
+        raise lzma.LZMAError(f"they need {dictionary} bytes of memory")
     return lzma.LZMADecompressor(
         format=lzma.FORMAT_RAW,
         filters=[
             {
                 "id": lzma.FILTER_LZMA1,
-                # No more than there is to say: memory is taken for all of it.
-                "dict_size": max(4096, min(wanted, member.size)),
+                "dict_size": dictionary,
                 "lc": lc,
                 "lp": rest % 5,
                 "pb": rest // 5,
