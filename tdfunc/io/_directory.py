@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from tdfunc.errors import FileFormatError, FormatLimitError, MissingFileError
 from tdfunc.io import _map
@@ -70,7 +70,7 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
                     continue
                 known = linked.get(id(data))
                 if known is None or not _link(walk, known, where):
-                    buffer = _map.as_buffer(_tensor_of(data))
+                    buffer = _map.as_buffer(cast("torch.Tensor", data.tensor))
                     _write(walk.enter(where[:-1]), where[-1], [buffer])
                     if known is None:
                         options.progress(data.nbytes)
@@ -101,11 +101,6 @@ def _clear(root: int) -> None:
     """Remove what an older tree left: first what makes it one."""
     for name in sorted(os.listdir(root), key=lambda name: name != META):
         remove_tree(root, name)
-
-
-def _tensor_of(array: Array) -> torch.Tensor:
-    assert array.tensor is not None, "levels to be written have their tensors"
-    return array.tensor
 
 
 def _write(directory: int, name: str, buffers: list[memoryview | bytes]) -> None:

@@ -7,13 +7,13 @@ import json
 import os
 import resource
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tdfunc
@@ -35,7 +35,7 @@ from tests.cases import CASES, OBJECT, ROW_CASES, Case, cases, fingerprint, ramp
 from tests.io.directories import load, outline, save
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 PLAIN = "<class 'tensordict._td.TensorDict'>"
 
@@ -62,7 +62,7 @@ def put(path: Path, **entries: Any) -> None:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class TestRoundTrip:
@@ -146,7 +146,8 @@ class TestRoundTrip:
         write = _directory._write
 
         def noted(directory: int, name: str, buffers: Any) -> None:
-            written.append(os.readlink(f"/proc/self/fd/{directory}") + "/" + name)
+            above = Path(f"/proc/self/fd/{directory}").readlink()
+            written.append(str(above / name))
             write(directory, name, buffers)
 
         monkeypatch.setattr(_directory, "_write", noted)
@@ -275,7 +276,7 @@ class TestLimits:
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Iterator[Path]:
+def quick(tmp_path: Path) -> Generator[Path]:
     """Return a directory in memory, where there is one: for thousands of files."""
     memory = Path("/dev/shm")  # noqa: S108
     path = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path))
@@ -286,7 +287,7 @@ def quick(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def limited(count: int) -> Iterator[None]:
+def limited(count: int) -> Generator[None]:
     """Let the process have no more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
@@ -619,7 +620,8 @@ class TestBroken:
     def test_a_json_that_is_too_large(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tdfunc.io._folder._MOST_META", 500)
+        for module in ("_filing", "_described"):
+            monkeypatch.setattr(f"tdfunc.io.{module}.MOST_META", 500)
         with pytest.raises(FormatLimitError, match="over 500"):
             save(TensorDict({"s": "x" * 500}), tmp_path / "d")
         put(tmp_path / "d")
@@ -646,6 +648,9 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         inner = enumerate(value)
     for key, part in inner:
         yield from _paths(part, (*path, key))
+
+
+FEW = settings(max_examples=60, deadline=None)
 
 
 class TestFuzz:
@@ -690,6 +695,7 @@ class TestFuzz:
         save(td, path)
         return path
 
+    @FEW
     @given(st.data())
     def test_meta(self, saved: Path, data: st.DataObject) -> None:
         files = sorted(saved.rglob("meta.json"))
@@ -706,12 +712,12 @@ class TestFuzz:
             here[path[-1]] = data.draw(self.ODD)
         try:
             file.write_text(json.dumps(meta))
-            load(saved)
-        except TdfuncError as error:
-            assert str(error)
+            with suppress(TdfuncError):
+                load(saved)
         finally:
             file.write_bytes(raw)
 
+    @FEW
     @given(st.data())
     def test_bytes(self, saved: Path, data: st.DataObject) -> None:
         file = data.draw(st.sampled_from(sorted(saved.rglob("meta.json"))))
@@ -724,8 +730,7 @@ class TestFuzz:
             changed = raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :]
         try:
             file.write_bytes(changed)
-            load(saved)
-        except TdfuncError as error:
-            assert str(error)
+            with suppress(TdfuncError):
+                load(saved)
         finally:
             file.write_bytes(raw)

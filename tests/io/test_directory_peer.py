@@ -281,12 +281,13 @@ class TestWeWrite:
             x: torch.Tensor
             s: str
 
-        td = TensorDict({"r": Record(x=ramp(2), s="t", batch_size=2)}, 2)
+        record = Record(x=ramp(2), s="t", batch_size=2)  # pyright: ignore[reportCallIssue]
+        td = TensorDict({"r": record}, 2)
         save(td, tmp_path / "d")
 
         assert same_bits(of_peer(tmp_path / "d")["r", "x"], ramp(2))
-        record = outline(tmp_path / "d").entries["r"].record
-        assert record == f"{Record.__module__}:{Record.__qualname__}"
+        note = outline(tmp_path / "d").entries["r"].record
+        assert note == f"{Record.__module__}:{Record.__qualname__}"
         back = load(tmp_path / "d")
         assert type(back["r"]) is TensorDict
         assert back["r"]["s"] == "t"
