@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -35,5 +34,3 @@ settings.register_profile(
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(config.getoption("--hypothesis-profile") or "dev")
-    # Leaves have a few elements: threads only wait for each other.
-    torch.set_num_threads(1)

@@ -7,6 +7,7 @@ with torch and Python; only `Case.tree` goes through the code under test.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -288,6 +289,14 @@ def cases(
     """Parametrize a test over the cases that `where` takes."""
     chosen = [case for case in table if where is None or where(case)]
     return pytest.mark.parametrize("case", chosen, ids=lambda case: case.name)
+
+
+def shown(value: object) -> str:
+    """Return the repr of a value without its address, for the id of a test.
+
+    pytest-xdist's workers collect each for itself, and must find the same ids.
+    """
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> bool:

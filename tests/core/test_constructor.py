@@ -23,7 +23,7 @@ from tdfunc.errors import (
     StructureError,
     TdfuncError,
 )
-from tests.cases import Case, cases, check, fingerprint, leaves_of, ramp, same
+from tests.cases import Case, cases, check, fingerprint, leaves_of, ramp, same, shown
 
 Size = torch.Size
 
@@ -136,7 +136,9 @@ def test_the_batch_size_is_not_inferred_by_the_constructor() -> None:
     assert td.batch_size == Size(())
 
 
-@pytest.mark.parametrize("size", ["no", 1.5, [1.5], True, {"a": 1}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "size", ["no", 1.5, [1.5], True, {"a": 1}, object()], ids=shown
+)
 def test_what_is_no_batch_size_is_said(size: Any) -> None:
     with pytest.raises(OptionError, match="batch_size is not a size") as caught:
         TensorDict({"x": ramp(2)}, size)
@@ -305,7 +307,7 @@ STATIC_VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", STATIC_VALUES, ids=repr)
+@pytest.mark.parametrize("value", STATIC_VALUES, ids=shown)
 def test_other_values_are_statics_and_read_as_the_very_object(value: Any) -> None:
     for batch in ((), (3,), (0, 2)):
         td = TensorDict({"v": value, "n": {"v": value}}, batch)

@@ -10,12 +10,12 @@ import torch
 
 from tdfunc import TensorDict
 from tdfunc.errors import InvalidKeyError, MissingKeyError, PathThroughLeafError
-from tests.cases import cases, ramp
+from tests.cases import cases, ramp, shown
 
 NO_KEYS = [1, 1.5, None, True, b"a", ("a",), object()]
 
 
-@pytest.mark.parametrize("key", NO_KEYS, ids=repr)
+@pytest.mark.parametrize("key", NO_KEYS, ids=shown)
 @pytest.mark.parametrize("beside", [{}, {"a": torch.zeros(2)}, {"s": "static"}])
 def test_a_key_that_is_no_string_is_named_with_its_type(key: Any, beside: Any) -> None:
     with pytest.raises(InvalidKeyError) as caught:

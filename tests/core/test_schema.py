@@ -144,10 +144,9 @@ def test_structures_that_nobody_uses_go_away() -> None:
     before = table_size()
     for i in range(2000):
         TensorDict({f"key {i}": 1, f"other {i}": {"x": 2}})
-    grown = table_size()
+
     # A bounded number of recent ones may stay.
-    assert grown - before < 500
-    assert grown < 2000
+    assert table_size() - before < 500
 
 
 def test_a_structure_lives_as_long_as_a_tree_that_has_it() -> None:

@@ -215,9 +215,10 @@ def test_merging_deep_trees_is_not_cubic_in_the_depth(
     new = (*BOTTOM[:-1], f"only to {merge.__name__}")
     fresh = deep.set(new, torch.zeros(2))
     other = fresh * 2
-    start = time.perf_counter()
+    # Of this process: the clock on the wall counts what else the machine does.
+    start = time.process_time()
     merge(fresh, other)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,6 @@ def test_merging_deep_trees_is_not_cubic_in_the_depth(
 )
 def test_work_on_20000_keys_is_linear(wide: TensorDict, use: Any) -> None:
     # Linear work takes well under a second; quadratic work would take minutes.
-    start = time.perf_counter()
+    start = time.process_time()
     use(wide)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20

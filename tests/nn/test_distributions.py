@@ -303,7 +303,6 @@ class TestNormalParamExtractor:
             ("none", 1e-4),
             (lambda x: x + 3, 3.0),
         ],
-        ids=str,
     )
     def test_mappings(self, name: Any, at_zero: float) -> None:
         _, scale = NormalParamExtractor(name)(torch.zeros(2))

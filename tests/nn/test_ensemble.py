@@ -23,8 +23,8 @@ from tests.nn.nets import X, mlp, tree
 
 BAD: Any = 3
 NETS = [mlp() for _ in range(4)]
-for _net in NETS:
-    torch.manual_seed(id(_net) % 1000)
+for _seed, _net in enumerate(NETS):
+    torch.manual_seed(_seed)
     for _part in (_net[0], _net[2]):
         _part.reset_parameters()  # pyright: ignore[reportCallIssue]
 PARAMS = tdfunc.from_modules(*NETS)

@@ -122,7 +122,6 @@ def test_options_are_those_of_from_dict(options: dict[str, Any]) -> None:
         (tdfunc.from_list, {"a": 1}, "nothing to stack"),
         (tdfunc.from_list, [{"a": 1}, 2], "row 1 can not become a tree"),
     ],
-    ids=str,
 )
 def test_other_kinds_are_refused(fn: Any, value: Any, what: str) -> None:
     with pytest.raises(OperandError, match=what) as caught:

@@ -12,7 +12,7 @@ import torch
 import tdfunc
 from tdfunc import TensorDict
 from tdfunc.errors import InvalidKeyError, MissingKeyError, TreeIndexError
-from tests.cases import CASES, Case, cases, check, fingerprint, ramp, same
+from tests.cases import CASES, Case, cases, check, fingerprint, ramp, same, shown
 
 Size = torch.Size
 T = torch.tensor
@@ -429,7 +429,7 @@ def test_a_mask_of_the_wrong_length_says_both(mask: Any, leaves: Any) -> None:
         (1j, "complex"),
         (b"x", "bytes"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_other_things_can_not_index(index: Any, kind: str) -> None:
     td = TensorDict({"x": ramp(3, 4)}, (3, 4))

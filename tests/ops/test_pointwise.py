@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tdfunc import NonTensorData, TensorDict
 from tdfunc.errors import OperandError, StructureError
-from tests.cases import Case, cases, check, fingerprint, ramp, same
+from tests.cases import Case, cases, check, fingerprint, ramp, same, shown
 
 Size = torch.Size
 
@@ -328,7 +328,7 @@ def test_features_that_do_not_broadcast_name_the_leaf() -> None:
         a["n"] + b["n"]
 
 
-@pytest.mark.parametrize("other", ["text", None, [1], {"x": 1}, object()], ids=repr)
+@pytest.mark.parametrize("other", ["text", None, [1], {"x": 1}, object()], ids=shown)
 def test_other_operands_are_refused(other: Any) -> None:
     td = TensorDict({"x": ramp(2)}, 2)
     for symbol, op in ARITHMETIC.items():
@@ -341,7 +341,9 @@ def test_other_operands_are_refused(other: Any) -> None:
             assert f"got {type(other).__name__}" in text
 
 
-@pytest.mark.parametrize("other", ["text", None, [1], {"x": 1}, object(), ()], ids=repr)
+@pytest.mark.parametrize(
+    "other", ["text", None, [1], {"x": 1}, object(), ()], ids=shown
+)
 def test_equality_with_other_things_is_that_of_python(other: Any) -> None:
     td = TensorDict({"x": ramp(2)}, 2)
     assert (td == other) is False

@@ -264,7 +264,16 @@ class TestSchedules:
             ),
             (lambda: optim.scale_by_schedule(0.1), "optim.scale"),  # pyright: ignore[reportArgumentType]
         ],
-        ids=str,
+        ids=[
+            "linear over no steps",
+            "cosine over no steps",
+            "exponential over no steps",
+            "warmup as long as all",
+            "one schedule and a boundary",
+            "no schedule",
+            "falling boundaries",
+            "a number for a schedule",
+        ],
     )
     def test_bad_schedules_are_refused(self, call: Any, part: str) -> None:
         with pytest.raises(OptionError, match=part):
@@ -789,10 +798,10 @@ def test_many_labels_do_not_cost_their_square() -> None:
     params = TensorDict({name: torch.ones(()) for name in names})
     tx = optim.multi_transform({"x": optim.sgd(1.0)}, dict.fromkeys(names, "x"))
 
-    start = time.perf_counter()
+    start = time.process_time()
     tx.update(params, tx.init(params))
 
-    assert time.perf_counter() - start < 2.0  # 9e6 looks took 4 s
+    assert time.process_time() - start < 2.0  # 9e6 looks took 4 s
 
 
 STATED = {
