@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from tdfunc.io._options import ReadOptions, WriteOptions
 
-__all__ = ["open_source", "recognises", "write"]
+__all__ = ["BUILDING", "open_source", "recognises", "write"]
+
+BUILDING = "%tdfunc-builder"
+"""The directory of a `Builder` in a tree that is not finished."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BELOW = _DIRECTORY | os.O_NOFOLLOW
@@ -364,7 +367,16 @@ class _Directory(Source):
         self._files = _Files(self._walk, self.name)
 
     def outline(self) -> Level:
-        return outline_of(self._files, self._options)
+        try:
+            return outline_of(self._files, self._options)
+        except FileFormatError as error:
+            names = os.listdir(self._root)
+            if META in names or BUILDING not in names:
+                raise
+            raise FileFormatError(
+                f"{self.name}: this tree is still being built",
+                fix="memmap_like(like, path, resume=True).finish(), when all is there",
+            ) from error
 
     def read(self, arrays: Sequence[Array]) -> None:
         wanted = [array for array in arrays if array.tensor is None]

@@ -272,8 +272,11 @@ def memmap(td: NodeT, path: FileName, **options: Unpack[SaveOptions]) -> NodeT:
     name = _format_of(as_file(path))
     name = "archive" if name == "archive" else "memmap"
     save(td, path, format=name, **options)
-    pickles = options.get("allow_pickle", False)
-    file = as_file(path)
+    return reopened(td, as_file(path), name, options.get("allow_pickle", False))
+
+
+def reopened(td: Any, file: FilePath, name: str, pickles: bool = False) -> Any:  # noqa: FBT001, FBT002
+    """Return the tree in a file that holds one like `td`, with its record classes."""
     with FORMATS[name].module.open_source(file, ReadOptions(pickles)) as source:
         level = source.outline()
         source.read([array for _, array in iter_arrays(level)])
