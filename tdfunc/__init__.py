@@ -345,11 +345,13 @@ from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
 
 # Files, and trees on their way to other processes
+from tdfunc.io import append_memmap as append_memmap
 from tdfunc.io import from_consolidated as from_consolidated
 from tdfunc.io import load as load
 from tdfunc.io import load_memmap as load_memmap
 from tdfunc.io import load_safetensors as load_safetensors
 from tdfunc.io import memmap as memmap
+from tdfunc.io import memmap_like as memmap_like
 from tdfunc.io import pack_memmap as pack_memmap
 from tdfunc.io import save as save
 from tdfunc.io import save_async as save_async
@@ -425,6 +427,7 @@ __all__ = [
     "with_names",
     "cat",
     "stack",
+    "append_memmap",
     "apply",
     "named_apply",
     "addcdiv",
@@ -695,6 +698,7 @@ __all__ = [
     "load_memmap",
     "load_safetensors",
     "memmap",
+    "memmap_like",
     "pack_memmap",
     "unpack_memmap",
     "save",

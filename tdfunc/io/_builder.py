@@ -18,21 +18,19 @@ last of all, by a rename.
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import json
 import os
 import stat
 import time
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from math import prod
 from pathlib import Path as FilePath
 from secrets import token_hex
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -41,7 +39,7 @@ from tdfunc._core.batch import as_size
 from tdfunc._core.build import Draft
 from tdfunc._core.leaf import check_own
 from tdfunc._core.node import Node, make
-from tdfunc._core.schema import ROWS, Schema
+from tdfunc._core.schema import ROWS
 from tdfunc._ops.index import as_plan
 from tdfunc.errors import (
     FileFormatError,
@@ -51,7 +49,6 @@ from tdfunc.errors import (
     OptionError,
     StructureError,
     TargetExistsError,
-    TreeIndexError,
     show_path,
 )
 from tdfunc.io._atomic import _sync_tree, new_directory, remove_tree
@@ -59,13 +56,23 @@ from tdfunc.io._directory import _DIRECTORY, BUILDING, _Walk
 from tdfunc.io._files import as_file, reopened
 from tdfunc.io._filing import files_of
 from tdfunc.io._fitting import fitted, kind_of
-from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels, levels_of
+from tdfunc.io._layout import Array, Level, Rows, Static, iter_levels, levels_of
 from tdfunc.io._map import as_buffer
 from tdfunc.io._naming import META, MOST_META, Where
+from tdfunc.io._spans import (
+    Spans,
+    as_ranges,
+    joined,
+    minus,
+    overlap,
+    rising,
+    span,
+    spans_at,
+)
 from tdfunc.io._values import dumps, from_json, loads, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from types import TracebackType
 
     from tdfunc.io._layout import Entry
@@ -83,11 +90,8 @@ _MOST_OPEN = 64
 # Ranges that an error shows.
 _SHOWN = 5
 
-_Spans: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
-"""Starts and stops ``[n, 2]`` of rows."""
 
-
-def memmap_like(  # noqa: PLR0913 - the options of a file
+def memmap_like(
     like: Node,
     path: FileName,
     *,
@@ -142,7 +146,7 @@ def memmap_like(  # noqa: PLR0913 - the options of a file
         ...         builder.write(slice(1, 4), one.expand(3))
         ...         td = builder.finish()
         >>> td
-        TensorDict(batch_size=[4], fields={label: i64[4], x: f32[4, 3]})
+        TensorDict(batch_size=[4], fields={label: i64[], x: f32[3]})
     """
     if overwrite and resume:
         raise OptionError(
@@ -210,7 +214,7 @@ class Builder:
         self._closed = False
         # Spans that are in a log, and what this writer wrote since the last flush.
         self._flushed = _done(_read_logs(self._record, str(path)))
-        self._fresh: list[_Spans] = []
+        self._fresh: list[Spans] = []
         self._values: list[list[Any]] = []
         self._begin_log()
 
@@ -264,15 +268,15 @@ class Builder:
         with self._lock:
             self._check_open()
             self._check_unfinished()
-            if _overlap(self._flushed, runs):
+            if overlap(self._flushed, runs):
                 # As long as these are written again they are neither old nor new.
                 self._note({"open": spans})
-                self._flushed = _minus(self._flushed, runs)
+                self._flushed = minus(self._flushed, runs)
             try:
-                for whole, rows in fit.arrays:
+                for _, whole, rows in fit.arrays:
                     self._write(whole, rows, spans)
             except BaseException:
-                self._fresh = [_minus(_joined(self._fresh), runs)]
+                self._fresh = [minus(joined(self._fresh), runs)]
                 raise
             self._fresh.append(runs)
             self._values += values
@@ -310,9 +314,9 @@ class Builder:
             return
         if self._durable:
             self._files.sync()
-        done = _joined(self._fresh)
+        done = joined(self._fresh)
         self._note({"done": done.tolist(), "values": self._values})
-        self._flushed = _joined([self._flushed, done])
+        self._flushed = joined([self._flushed, done])
         self._fresh, self._values = [], []
 
     def _note(self, event: dict[str, Any]) -> None:
@@ -333,8 +337,8 @@ class Builder:
             OptionError: the builder is closed, or the tree is finished.
             FileFormatError: a log is broken.
         """
-        rows = _span(0, self.batch_size[0])
-        return _as_ranges(_minus(rows, self._missing()))
+        rows = span(0, self.batch_size[0])
+        return as_ranges(minus(rows, self._missing()))
 
     def missing(self) -> list[range]:
         """Return the rows of the first batch dim of which something is not written.
@@ -345,24 +349,24 @@ class Builder:
             OptionError: the builder is closed, or the tree is finished.
             FileFormatError: a log is broken.
         """
-        return _as_ranges(self._missing())
+        return as_ranges(self._missing())
 
-    def _missing(self) -> _Spans:
+    def _missing(self) -> Spans:
         with self._lock:
             self._check_open()
             self._check_unfinished()
             events = _read_logs(self._record, str(self.path))
-            return self._holes(_joined([_done(events), *self._fresh]))
+            return self._holes(joined([_done(events), *self._fresh]))
 
-    def _holes(self, done: _Spans) -> _Spans:
+    def _holes(self, done: Spans) -> Spans:
         """Return the rows of the first dim that are not wholly within spans."""
         count = prod(self.batch_size)
-        holes = _minus(_span(0, count), done)
+        holes = minus(span(0, count), done)
         if not len(holes):
             return holes
         each = count // self.batch_size[0]
         first, last = holes[:, 0] // each, -(-holes[:, 1] // each)
-        return _joined([np.stack([first, last], axis=1)])
+        return joined([np.stack([first, last], axis=1)])
 
     def finish(self, *, partial: bool = False) -> Any:
         """Make a saved tree of the directory, and return it, mapped as `load` does.
@@ -387,8 +391,10 @@ class Builder:
             events = _read_logs(self._record, str(self.path))
             holes = self._holes(_done(events))
             if len(holes) and not partial:
-                found = _as_ranges(holes)
-                shown = ", ".join([f"{one.start}-{one.stop - 1}" for one in found[:_SHOWN]])
+                found = as_ranges(holes)
+                shown = ", ".join(
+                    [f"{one.start}-{one.stop - 1}" for one in found[:_SHOWN]]
+                )
                 more = len(found) - _SHOWN
                 raise OptionError(
                     f"{self.path}: rows are missing",
@@ -450,7 +456,7 @@ class Builder:
     def _check_unfinished(self) -> None:
         if self._is_finished():
             raise OptionError(
-                f"{self.path}: another builder has finished this tree, or begun it anew",
+                f"{self.path}: another builder has finished this tree, or begun anew",
                 fix="load(path)",
             )
         if self._pid != os.getpid():
@@ -477,7 +483,9 @@ class Builder:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"Builder({str(self.path)!r}, batch_size={list(self.batch_size)}, {state})"
+        return (
+            f"Builder({str(self.path)!r}, batch_size={list(self.batch_size)}, {state})"
+        )
 
 
 # What is built
@@ -507,49 +515,22 @@ class _Plan:
         self.like = like
         self.level = _whole(levels_of(_hollow(like)), dims, tuple(size))
         found = files_of(self.level, allow_pickle=False)
-        self.files = [
-            (where, data) for where, data in found if isinstance(data, Array)
-        ]
+        self.files = [(where, data) for where, data in found if isinstance(data, Array)]
         self.places = {id(data): where for where, data in self.files}
         self.about = _about(self.level)
         part = Draft().close(Node._plain)
         schema: Any = part.kid
         self._empty = make(schema, part.leaves, part.statics, size, None)
 
-    def rows_at(self, index: Any) -> tuple[tuple[int, ...], _Spans]:
+    def rows_at(self, index: Any) -> tuple[tuple[int, ...], Spans]:
         """Return the batch size at an index, and the rows there, one after the other.
 
         Raises:
             TreeIndexError: rows can not be addressed so.
         """
-        size = tuple(self._empty.batch_size)
         if isinstance(index, range):
-            index = _as_slice(index, size[0])
-        items = list(as_plan(self._empty, index))
-        items += [slice(None)] * (len(size) - len(items))
-        wide = [item for item in items if _is_wide(item)]
-        mixed = wide and any([isinstance(item, int) for item in items])
-        if len(wide) > 1 or mixed or len(items) > len(size):
-            raise _bad_index(index)
-        shape: list[int] = []
-        starts = np.zeros(1, dtype=np.int64)
-        length, together = 1, True
-        for dim in reversed(range(len(size))):
-            places: Any = _places(items[dim], size[dim], index)
-            if not isinstance(items[dim], int):
-                shape.insert(0, len(places))
-            step = prod(size[dim + 1 :])
-            if together and isinstance(places, range) and places.step == 1:
-                starts = np.array([places.start * step], dtype=np.int64)
-                length = len(places) * step
-                together = len(places) == size[dim]
-                continue
-            together = False
-            each = np.asarray(places, dtype=np.int64)
-            starts = (each[:, None] * step + starts).reshape(-1)
-        if not prod(shape) or not length:
-            return tuple(shape), _span(0, 0)
-        return tuple(shape), _runs(starts, length)
+            index = rising(index, self._empty.batch_size[0])
+        return spans_at(as_plan(self._empty, index), self._empty.batch_size, index)
 
 
 def _as_tree(td: Any) -> Any:
@@ -701,7 +682,8 @@ def _create(plan: _Plan, file: FilePath, *, overwrite: bool, durable: bool) -> N
                 made = os.open(where[-1], _NEW, 0o666, dir_fd=above)
             except FileExistsError as error:
                 raise FormatLimitError(
-                    f"{file}: this file system does not tell the names of two keys apart",
+                    f"{file}: there is a file of this name already",
+                    expected="keys that this file system tells apart",
                     got="/".join(where),
                 ) from error
             try:
@@ -721,7 +703,7 @@ def _create(plan: _Plan, file: FilePath, *, overwrite: bool, durable: bool) -> N
 def _clear_unfinished(file: FilePath, *, overwrite: bool) -> None:
     """Remove what was not finished, if it may be; what was finished is kept."""
     try:
-        names = set(os.listdir(file))
+        names = {entry.name for entry in file.iterdir()}
     except OSError:
         return
     if META in names or BUILDING not in names:
@@ -754,7 +736,7 @@ def _resumed(plan: _Plan, file: FilePath, *, durable: bool) -> Builder:
         raise TargetExistsError(f"{str(file)!r} is no directory") from error
     with ExitStack() as stack:
         stack.callback(os.close, root)
-        names = set(os.listdir(root))
+        names = _names(root)
         if not names:
             raise MissingFileError(f"{file}: nothing is being built here")
         if META in names:
@@ -813,7 +795,7 @@ def _read_logs(record: int, name: str) -> list[dict[str, Any]]:
         FileFormatError: a line of one is none.
     """
     events: list[dict[str, Any]] = []
-    for file in sorted(os.listdir(record)):
+    for file in sorted(_names(record)):
         if not file.endswith(_LOG):
             continue
         shown = f"{name}/{BUILDING}/{file}"
@@ -838,8 +820,8 @@ def _is_event(event: Any) -> bool:
                         return False
         case _:
             return False
-    for span in spans:
-        match span:
+    for one in spans:
+        match one:
             case [int() as start, int() as stop] if 0 <= start < stop < 1 << 63:
                 pass
             case _:
@@ -847,130 +829,17 @@ def _is_event(event: Any) -> bool:
     return True
 
 
-def _done(events: list[dict[str, Any]]) -> _Spans:
+def _done(events: list[dict[str, Any]]) -> Spans:
     """Return the rows that are written as of the last event."""
-    done = _span(0, 0)
+    done = span(0, 0)
     gathered = [done]
     for event in events:
         if "open" in event:
-            done = _minus(_joined(gathered), np.array(event["open"], dtype=np.int64))
+            done = minus(joined(gathered), np.array(event["open"], dtype=np.int64))
             gathered = [done]
         elif event.get("done"):
             gathered.append(np.array(event["done"], dtype=np.int64))
-    return _joined(gathered)
-
-
-# Spans
-
-
-def _span(start: int, stop: int) -> _Spans:
-    """Return one span, none if it is empty."""
-    rows = [[start, stop]] if start < stop else []
-    return np.array(rows, dtype=np.int64).reshape(-1, 2)
-
-
-def _joined(spans: list[_Spans]) -> _Spans:
-    """Return spans that neither overlap nor touch, in order, with the same rows."""
-    if not spans:
-        return _span(0, 0)
-    every = np.concatenate(spans)
-    if not len(every):
-        return every
-    every = every[np.argsort(every[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(every[:, 1])
-    first = np.ones(len(every), dtype=bool)
-    first[1:] = every[1:, 0] > reach[:-1]
-    last = np.append(first[1:], True)  # noqa: FBT003 - a value
-    return np.stack([every[first, 0], reach[last]], axis=1)
-
-
-def _minus(spans: _Spans, others: _Spans) -> _Spans:
-    """Return the rows of spans that are not in others."""
-    if not len(spans) or not len(others):
-        return spans
-    low, high = int(spans[:, 0].min()), int(spans[:, 1].max())
-    return _outside(_joined([_outside(_joined([spans]), low, high), others]), low, high)
-
-
-def _outside(spans: _Spans, low: int, high: int) -> _Spans:
-    """Return what lies between two bounds and in none of some joined spans."""
-    starts = np.concatenate([[low], spans[:, 1]])
-    stops = np.concatenate([spans[:, 0], [high]])
-    starts, stops = np.clip(starts, low, high), np.clip(stops, low, high)
-    return np.stack([starts, stops], axis=1)[starts < stops]
-
-
-def _overlap(joined: _Spans, spans: _Spans) -> bool:
-    """Return whether some rows are in joined spans and in others."""
-    if not len(joined):
-        return False
-    # The first span that ends behind the start of each.
-    at = np.searchsorted(joined[:, 1], spans[:, 0], side="right")
-    inside = at < len(joined)
-    return bool((joined[at[inside], 0] < spans[inside, 1]).any())
-
-
-def _as_ranges(spans: _Spans) -> list[range]:
-    return [range(start, stop) for start, stop in spans.tolist()]
-
-
-def _runs(starts: np.ndarray[Any, np.dtype[np.int64]], length: int) -> _Spans:
-    """Return the spans of runs of one length, in order; neighbours are one."""
-    first = np.ones(len(starts), dtype=bool)
-    first[1:] = starts[1:] != starts[:-1] + length
-    last = np.append(first[1:], True)  # noqa: FBT003 - a value
-    return np.stack([starts[first], starts[last] + length], axis=1)
-
-
-# Indices
-
-
-def _is_wide(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.dim() > 0
-
-
-def _as_slice(index: range, size: int) -> slice | list[int]:
-    rising = index.step > 0 and len(index) and 0 <= index[0] and index[-1] < size
-    return slice(index[0], index[-1] + 1, index.step) if rising else list(index)
-
-
-def _places(item: Any, size: int, index: Any) -> Any:
-    """Return the places along a dim that an item of an index names."""
-    if isinstance(item, torch.Tensor) and item.dtype is torch.bool and item.dim() == 1:
-        return item.nonzero()[:, 0].cpu().numpy()
-    if isinstance(item, torch.Tensor) and item.dtype is not torch.bool:
-        rows: Any = item.reshape(-1).to("cpu", torch.int64).numpy()
-        outside = rows[(rows < -size) | (rows >= size)]
-        if item.dim() > 1:
-            raise _bad_index(index)
-        if len(outside):
-            raise TreeIndexError(
-                "the index is out of range",
-                expected=f"{-size} to {size - 1}",
-                got=f"{int(outside[0])}",
-            )
-        return np.where(rows < 0, rows + size, rows)
-    if isinstance(item, slice):
-        places = range(*item.indices(size))
-        if places.step > 0:
-            return places
-    elif type(item) is int:
-        at = item % size
-        return range(at, at + 1)
-    raise _bad_index(index)
-
-
-def _bad_index(index: Any) -> TreeIndexError:
-    shown = repr(index)
-    return TreeIndexError(
-        "rows are not addressed so",
-        expected="ints, slices with positive steps, and one list, mask or tensor of one "
-        "dim, that one without ints",
-        got=shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}...",
-    )
-
-
-_LONGEST = 60
+    return joined(gathered)
 
 
 # Files
@@ -1024,6 +893,10 @@ def _put(directory: int, name: str, data: bytes) -> None:
         _write_at(file, memoryview(data), 0)
     finally:
         os.close(file)
+
+
+def _names(directory: int) -> set[str]:
+    return set(os.listdir(directory))
 
 
 def _content(directory: int, name: str) -> bytes:

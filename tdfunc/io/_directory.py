@@ -144,6 +144,11 @@ def _clash(path: Path, where: Where) -> FormatLimitError:
     )
 
 
+def _is_unfinished(root: int) -> bool:
+    names = os.listdir(root)
+    return BUILDING in names and META not in names
+
+
 class _Walk:
     """Directories below an open one, each opened from where the last one was.
 
@@ -370,8 +375,7 @@ class _Directory(Source):
         try:
             return outline_of(self._files, self._options)
         except FileFormatError as error:
-            names = os.listdir(self._root)
-            if META in names or BUILDING not in names:
+            if not _is_unfinished(self._root):
                 raise
             raise FileFormatError(
                 f"{self.name}: this tree is still being built",

@@ -22,16 +22,20 @@ class Fit:
     """What goes together: an entry of the whole tree, and the same one of some rows.
 
     Attributes:
-        arrays: tensors that the batch indexes.
+        size: the batch size of the rows.
+        arrays: tensors that the batch indexes, with their paths.
         rows: values for every row, with their paths.
     """
 
-    arrays: list[tuple[Array, Array]] = field(default_factory=list)
+    size: tuple[int, ...]
+    arrays: list[tuple[Path, Array, Array]] = field(default_factory=list)
     rows: list[tuple[Path, Rows, Rows]] = field(default_factory=list)
 
 
 def fitted(whole: Level, part: Level, size: tuple[int, ...], *, fix: str) -> Fit:
     """Return what goes together of a whole tree and of some of its rows.
+
+    There are no lazy stacks in the whole.
 
     Args:
         whole: the tree; the tensors that the batch does not index are read.
@@ -50,59 +54,73 @@ def fitted(whole: Level, part: Level, size: tuple[int, ...], *, fix: str) -> Fit
             got=f"batch_size={list(part.batch_size)}",
             fix=fix,
         )
-    dims = len(whole.batch_size)
-    fit = Fit()
-    lines: list[str] = []
+    check = _Check(len(whole.batch_size), size)
     pending: list[tuple[Path, Level, Level]] = [((), whole, part)]
     while pending:
-        path, mine, theirs = pending.pop()
-        if mine.batch_size[dims:] != theirs.batch_size[len(size) :]:
-            size_of = [*size, *mine.batch_size[dims:]]
-            got = list(theirs.batch_size)
-            lines.append(f"{show_path(path)} has batch_size={got}, not {size_of}")
-        entries = theirs.entries
-        for key, entry in mine.entries.items():
-            here = (*path, key)
-            other = entries.get(key)
-            if other is None:
-                lines.append(f"{show_path(here)} is missing")
-            elif isinstance(entry, Level) and isinstance(other, Level):
-                if entry.stack_dim == other.stack_dim:
-                    pending.append((here, entry, other))
-                else:
-                    lines.append(_differs(here, entry, other, dims, size))
-            elif isinstance(entry, Array) and isinstance(other, Array):
-                if not _same_array(entry, other, dims, size):
-                    lines.append(_differs(here, entry, other, dims, size))
-                elif not entry.unbatched:
-                    fit.arrays.append((entry, other))
-            elif isinstance(entry, Rows) and isinstance(other, Rows):
-                if other.shape != (*size, *entry.shape[dims:]):
-                    lines.append(_differs(here, entry, other, dims, size))
-                fit.rows.append((here, entry, other))
-            elif not (isinstance(entry, Static) and isinstance(other, Static)):
-                lines.append(_differs(here, entry, other, dims, size))
-            elif not same_value(entry.value, other.value):
-                got, known = _clipped(other.value), _clipped(entry.value)
-                lines.append(f"{show_path(here)} is {got}, not {known}")
-        lines += [
-            f"{show_path((*path, key))} is extra"
-            for key in entries
-            if key not in mine.entries
-        ]
-    if lines:
+        pending += check.levels(*pending.pop())
+    if check.lines:
         raise StructureError(
             "the tree does not have the entries of the one that it is written to",
             expected="the same keys, dtypes, shapes behind the batch, and values that "
             "rows share",
-            got="; ".join(lines),
+            got="; ".join(check.lines),
         )
-    return fit
+    return check.fit
 
 
-def _same_array(
-    mine: Array, theirs: Array, dims: int, size: tuple[int, ...]
-) -> bool:
+class _Check:
+    """What goes together, and what does not, as far as it was looked at."""
+
+    def __init__(self, dims: int, size: tuple[int, ...]) -> None:
+        self.dims = dims
+        self.size = size
+        self.fit = Fit(size)
+        self.lines: list[str] = []
+
+    def levels(
+        self, path: Path, mine: Level, theirs: Level
+    ) -> list[tuple[Path, Level, Level]]:
+        """Look at two nodes; return the nodes in both."""
+        dims, size = self.dims, self.size
+        if mine.batch_size[dims:] != theirs.batch_size[len(size) :]:
+            want, got = [*size, *mine.batch_size[dims:]], list(theirs.batch_size)
+            self.lines.append(f"{show_path(path)} has batch_size={got}, not {want}")
+        below: list[tuple[Path, Level, Level]] = []
+        known, entries = mine.entries, theirs.entries
+        for key, entry in known.items():
+            here = (*path, key)
+            other = entries.get(key)
+            if other is None:
+                self.lines.append(f"{show_path(here)} is missing")
+            elif isinstance(entry, Level) and isinstance(other, Level):
+                below.append((here, entry, other))
+            else:
+                self.entries(here, entry, other)
+        extra = [(*path, key) for key in entries if key not in known]
+        self.lines += [f"{show_path(here)} is extra" for here in extra]
+        return below
+
+    def entries(self, path: Path, mine: Entry, theirs: Entry) -> None:
+        """Look at two entries that are not both nodes."""
+        dims, size = self.dims, self.size
+        if isinstance(mine, Array) and isinstance(theirs, Array):
+            if _same_array(mine, theirs, dims, size):
+                if not mine.unbatched:
+                    self.fit.arrays.append((path, mine, theirs))
+                return
+        elif isinstance(mine, Rows) and isinstance(theirs, Rows):
+            if theirs.shape == (*size, *mine.shape[dims:]):
+                self.fit.rows.append((path, mine, theirs))
+                return
+        elif isinstance(mine, Static) and isinstance(theirs, Static):
+            if not same_value(mine.value, theirs.value):
+                got, known = _clipped(theirs.value), _clipped(mine.value)
+                self.lines.append(f"{show_path(path)} is {got}, not {known}")
+            return
+        self.lines.append(_difference(path, mine, theirs, dims, size))
+
+
+def _same_array(mine: Array, theirs: Array, dims: int, size: tuple[int, ...]) -> bool:
     if mine.dtype != theirs.dtype or mine.unbatched != theirs.unbatched:
         return False
     if mine.unbatched:
@@ -110,7 +128,7 @@ def _same_array(
     return theirs.shape == (*size, *mine.shape[dims:])
 
 
-def _differs(
+def _difference(
     path: Path, mine: Entry, theirs: Entry, dims: int, size: tuple[int, ...]
 ) -> str:
     if isinstance(mine, (Array, Rows)) and not getattr(mine, "unbatched", False):
@@ -126,7 +144,7 @@ def kind_of(entry: Entry) -> str:
         return "a node" if entry.stack_dim is None else "a lazy stack"
     if isinstance(entry, Array):
         name = dtype_name(entry.dtype).removeprefix("torch.")
-        kind = "an unbatched " if entry.unbatched else ""
+        kind = "unbatched " if entry.unbatched else ""
         return f"{kind}{name} {list(entry.shape)}"
     if isinstance(entry, Rows):
         return f"values of rows {list(entry.shape)}"
