@@ -30,7 +30,7 @@ from math import prod
 from pathlib import Path as FilePath
 from secrets import token_hex
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -656,7 +656,8 @@ def _put_values(plan: _Plan, events: list[dict[str, Any]], name: str) -> Level:
             rows = found.get(tuple(path))
             total = sum([stop - start for start, stop in spans])
             each = len(rows.values) // count if rows is not None else 0
-            if rows is None or len(values) != total * each:
+            listed = isinstance(values, list)
+            if not listed or rows is None or len(values) != total * each:
                 raise FileFormatError(f"{name}: a log has values of no rows")
             at = 0
             for start, stop in spans:
@@ -762,7 +763,7 @@ def _check_about(plan: _Plan, root: int, name: str) -> None:
     finally:
         os.close(record)
     match loads(raw, f"{name}/{BUILDING}/{_ABOUT}"):
-        case [int() as version, dict() as about] if version == _VERSION:
+        case [int() as version, dict() as about] if str(version) == str(_VERSION):
             pass
         case _:
             raise FileFormatError(
@@ -810,20 +811,33 @@ def _read_logs(record: int, name: str) -> list[dict[str, Any]]:
 
 def _is_event(event: Any) -> bool:
     match event:
-        case {"at": int()}:
-            spans = [*event.get("done", ()), *event.get("open", ())]
-            for value in event.get("values", ()):
-                match value:
-                    case [list(), list() as more, _]:
-                        spans += more
-                    case _:
-                        return False
+        case {"at": int() as at} if at is not True:
+            done, again = event.get("done", []), event.get("open", [])
+            values = event.get("values", [])
         case _:
             return False
-    for one in spans:
+    if not (_are_spans(done) and _are_spans(again) and isinstance(values, list)):
+        return False
+    found = cast("list[Any]", values)
+    return all(
+        [
+            isinstance(one, list)
+            and len(cast("list[Any]", one)) == len(("path", "spans", "values"))
+            and isinstance(one[0], list)
+            and _are_spans(one[1])
+            for one in found
+        ]
+    )
+
+
+def _are_spans(data: Any) -> bool:
+    if not isinstance(data, list):
+        return False
+    for one in cast("list[Any]", data):
         match one:
             case [int() as start, int() as stop] if 0 <= start < stop < 1 << 63:
-                pass
+                if isinstance(start, bool) or isinstance(stop, bool):
+                    return False
             case _:
                 return False
     return True

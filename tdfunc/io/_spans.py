@@ -100,7 +100,7 @@ def spans_at(
     Raises:
         TreeIndexError: rows can not be addressed so.
     """
-    items = list(plan)
+    items = [_as_int(item) for item in plan]
     items += [slice(None)] * (len(size) - len(items))
     wide = [item for item in items if _is_wide(item)]
     mixed = wide and any([isinstance(item, int) for item in items])
@@ -146,20 +146,31 @@ def _places(item: Any, size: int, index: Any) -> Any:
         if item.dim() > 1:
             raise _bad_index(index)
         if len(outside):
-            raise TreeIndexError(
-                "the index is out of range",
-                expected=f"{-size} to {size - 1}",
-                got=f"{int(outside[0])}",
-            )
+            raise _out_of_range(int(outside[0]), size)
         return np.where(rows < 0, rows + size, rows)
     if isinstance(item, slice):
         places = range(*item.indices(size))
         if places.step > 0:
             return places
     elif type(item) is int:
+        if not -size <= item < size:
+            raise _out_of_range(item, size)
         at = item % size
         return range(at, at + 1)
     raise _bad_index(index)
+
+
+def _as_int(item: Any) -> Any:
+    is_one = isinstance(item, torch.Tensor) and not item.dim()
+    return int(item) if is_one and item.dtype is not torch.bool else item
+
+
+def _out_of_range(row: int, size: int) -> TreeIndexError:
+    return TreeIndexError(
+        "the index is out of range",
+        expected=f"{-size} to {size - 1}",
+        got=str(row),
+    )
 
 
 def _bad_index(index: Any) -> TreeIndexError:
