@@ -125,6 +125,7 @@ def append_memmap(
         source.read([array for _, array in iter_arrays(old) if array.unbatched])
         size = (part.batch_size[:1] or (1,)) + old.batch_size[1:]
         fit = fitted(old, part, size, fix="td[None] of one row")
+        _check_names(old, part)
         growth = _Growth(walk, old, fit)
         files = files_of(growth.level, allow_pickle=allow_pickle)
         growth.write()
@@ -165,6 +166,10 @@ def _check_grows(old: Level, part: Level, name: str) -> None:
             f"the tree at {name!r} has no batch dims along which it could grow",
             fix="td[None].save(path, overwrite=True) makes it the first of rows",
         )
+
+
+def _check_names(old: Level, part: Level) -> None:
+    """Raise if some rows have dim names, and others than a saved tree."""
     lines = [
         f"{show_path(path)} has the dim names {list(theirs)}, not {list(mine or ())}"
         for path, mine, theirs in _names_of_both(old, part)

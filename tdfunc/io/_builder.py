@@ -656,7 +656,8 @@ def _put_values(plan: _Plan, events: list[dict[str, Any]], name: str) -> Level:
             rows = found.get(tuple(path))
             total = sum([stop - start for start, stop in spans])
             each = len(rows.values) // count if rows is not None else 0
-            listed = isinstance(values, list)
+            last = max([stop for _, stop in spans], default=0)
+            listed = isinstance(values, list) and last <= count
             if not listed or rows is None or len(values) != total * each:
                 raise FileFormatError(f"{name}: a log has values of no rows")
             at = 0
@@ -824,6 +825,7 @@ def _is_event(event: Any) -> bool:
             isinstance(one, list)
             and len(cast("list[Any]", one)) == len(("path", "spans", "values"))
             and isinstance(one[0], list)
+            and all([isinstance(key, str) for key in cast("list[Any]", one[0])])
             and _are_spans(one[1])
             for one in found
         ]

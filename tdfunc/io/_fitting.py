@@ -55,6 +55,11 @@ def fitted(whole: Level, part: Level, size: tuple[int, ...], *, fix: str) -> Fit
             fix=fix,
         )
     check = _Check(len(whole.batch_size), size)
+    if part.stack_dim is not None:
+        raise StructureError(
+            "a lazy stack is not written to a tree whose rows are alike",
+            fix="td.densify()",
+        )
     pending: list[tuple[Path, Level, Level]] = [((), whole, part)]
     while pending:
         pending += check.levels(*pending.pop())
@@ -92,7 +97,11 @@ class _Check:
             other = entries.get(key)
             if other is None:
                 self.lines.append(f"{show_path(here)} is missing")
-            elif isinstance(entry, Level) and isinstance(other, Level):
+            elif (
+                isinstance(entry, Level)
+                and isinstance(other, Level)
+                and other.stack_dim is None
+            ):
                 below.append((here, entry, other))
             else:
                 self.entries(here, entry, other)

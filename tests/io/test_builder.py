@@ -31,7 +31,6 @@ from tdfunc.errors import (
     PickleRefusedError,
     StructureError,
     TargetExistsError,
-    TdfuncError,
     TreeIndexError,
 )
 from tdfunc.io import Builder
@@ -41,7 +40,6 @@ from tdfunc.testing import assert_equal
 from tests.io import children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -55,7 +53,7 @@ def data(count: int = 6) -> Any:
                 "b": torch.arange(count, dtype=torch.bfloat16),
                 "empty": torch.zeros(count, 0),
             },
-            "shape": torch.rand(count, 3) > 0.5,
+            "shape": torch.arange(3 * count).view(count, 3) % 2 == 0,
             "scale": tdfunc.unbatched(torch.tensor([0.5, 2.0])),
         },
         [count],
@@ -315,8 +313,10 @@ class TestChecks:
         with pytest.raises(StructureError, match=r"td\['y'\] is .* not a node"):
             builder.write(..., plain(2).set("y", "text"))
         lazy = tdfunc.lazy_stack([plain(2), plain(2)])
-        with pytest.raises(StructureError, match="lazy stack"):
+        with pytest.raises(StructureError, match=r"td\['y'\] is a lazy stack"):
             builder.write(..., plain(2).set("y", lazy))
+        with pytest.raises(StructureError, match="densify"):
+            builder.write(..., tdfunc.lazy_stack([plain(2)[0], plain(2)[1]]))
 
     def test_what_is_no_tree(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidLeafError):
@@ -398,7 +398,7 @@ class TestStates:
         builder.write(12, plain(20)[12])
         with pytest.raises(OptionError, match="no rows 0-2, 10-11, 13-19"):
             builder.finish()
-        for i in range(0, 3):
+        for i in range(3):
             builder.write(i, plain(20)[i])
         assert builder.missing() == [range(10, 12), range(13, 20)]
         td = builder.finish(partial=True)
@@ -552,7 +552,7 @@ class TestStates:
 
     @pytest.mark.parametrize(
         "values",
-        [[["t"], [[0, 1]], 5], [["no"], [[0, 1]], [1]], [["t"], [[0, 9]], [1]]],
+        [[["t"], [[0, 1]], 5], [["no"], [[0, 1]], [1]], [["t"], [[3, 4]], [1]]],
     )
     def test_a_log_with_values_of_no_rows(self, tmp_path: Path, values: Any) -> None:
         td = TensorDict({"t": NonTensorStack(*"abc")}, 3)
