@@ -528,9 +528,13 @@ class _Plan:
         Raises:
             TreeIndexError: rows can not be addressed so.
         """
+        size = self._empty.batch_size
+        if type(index) is int and -size[0] <= index < size[0]:  # the hot path
+            at, each = index % size[0], prod(size[1:])
+            return tuple(size[1:]), span(at * each, at * each + each)
         if isinstance(index, range):
-            index = rising(index, self._empty.batch_size[0])
-        return spans_at(as_plan(self._empty, index), self._empty.batch_size, index)
+            index = rising(index, size[0])
+        return spans_at(as_plan(self._empty, index), size, index)
 
 
 def _as_tree(td: Any) -> Any:

@@ -9,15 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import tdfunc
-from tdfunc import NonTensorStack, TensorDict, append_memmap, load
+from tdfunc import NonTensorData, NonTensorStack, TensorDict, append_memmap, load
 from tdfunc.errors import (
     BatchSizeError,
     FileFormatError,
@@ -40,6 +40,19 @@ if TYPE_CHECKING:
 def held(td: Any) -> Any:
     """Return the values of a tree, which stay whatever becomes of its files."""
     return td.clone()
+
+
+class Opaque:
+    """A value that has no form but a pickle."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 class Sudden(BaseException):
@@ -131,7 +144,7 @@ class TestAppend:
         assert_equal(load(tmp_path / "d"), tdfunc.cat([data(), data()]))
 
     def test_pickled_values(self, tmp_path: Path) -> None:
-        td = TensorDict({"x": torch.zeros(2), "s": Fraction(1, 2)}, 2)
+        td = TensorDict({"x": torch.zeros(2), "s": NonTensorData(Opaque(1))}, 2)
         td.save(tmp_path / "d", allow_pickle=True)
         with pytest.raises(PickleRefusedError):
             append_memmap(tmp_path / "d", td)
@@ -277,7 +290,7 @@ class TestCrashes:
     def test_killed(self, tmp_path: Path, times: int) -> None:
         td = plain(3000)
         td.save(tmp_path / "d")
-        rng = random.Random(times)
+        rng = random.Random(times)  # noqa: S311 - no secret
         count = 1
 
         def work() -> None:
@@ -356,7 +369,7 @@ class TestTogether:
     def test_appends_wait_for_each_other(self, tmp_path: Path) -> None:
         TensorDict({"x": torch.zeros(1)}, 1).save(tmp_path / "d")
 
-        def work(number: int) -> None:
+        def work(number: float) -> None:
             for _ in range(20):
                 append_memmap(
                     tmp_path / "d", TensorDict({"x": torch.full((3,), number)}, 3)
@@ -370,12 +383,15 @@ class TestTogether:
 
     def test_a_reader_in_another_process(self, tmp_path: Path) -> None:
         plain(50_000).save(tmp_path / "d")
-        code = (
-            "import sys, tdfunc; td = tdfunc.load(sys.argv[1]); print(len(td), flush=True);"
-            "input(); print(len(td), int(td['x'].sum()), len(tdfunc.load(sys.argv[1])))"
-        )
+        code = """
+            import sys, tdfunc
+            td = tdfunc.load(sys.argv[1])
+            print(len(td), flush=True)
+            input()
+            print(len(td), int(td['x'].sum()), len(tdfunc.load(sys.argv[1])))
+        """
         reader = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "d")],
+            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "d")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

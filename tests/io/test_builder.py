@@ -13,7 +13,9 @@ import sys
 import textwrap
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +41,6 @@ from tdfunc.io._spans import joined, minus, overlap
 from tdfunc.testing import assert_equal
 from tests.io import children
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def data(count: int = 6) -> Any:
     return TensorDict(
@@ -65,6 +64,10 @@ def plain(count: int) -> Any:
     return TensorDict(
         {"x": torch.arange(count), "y": {"z": torch.ones(count, 3)}}, count
     )
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def hashes(path: Path) -> dict[str, bytes]:
@@ -174,7 +177,7 @@ class TestRoundTrip:
         children.run(build)
 
     def test_no_descriptor_is_left(self, tmp_path: Path) -> None:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         builder = memmap_like(plain(3), tmp_path / "a")
         builder.write(..., plain(3))
         kept = builder.finish()
@@ -182,7 +185,7 @@ class TestRoundTrip:
             pass
         with pytest.raises(StructureError):
             memmap_like(plain(4), tmp_path / "b", resume=True)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
         assert kept.batch_size == (3,)
 
 
@@ -438,10 +441,13 @@ class TestStates:
             pytest.raises(RuntimeError),
             memmap_like(data(), tmp_path / "d") as builder,
         ):
-            builder.write(range(2), data()[:2])
-            raise RuntimeError
+            self.half(builder)
         builder = memmap_like(data(), tmp_path / "d", resume=True)
         assert builder.done() == [range(2)]
+
+    def half(self, builder: Builder) -> None:
+        builder.write(range(2), data()[:2])
+        raise RuntimeError
 
     def test_resumed_for_another_tree(self, tmp_path: Path) -> None:
         memmap_like(data(), tmp_path / "d").close()
@@ -547,7 +553,7 @@ class TestStates:
     def test_a_broken_log(self, tmp_path: Path, line: str) -> None:
         memmap_like(plain(6), tmp_path / "d").close()
         (tmp_path / "d" / BUILDING / "x.log").write_text(line + "\n")
-        with pytest.raises(FileFormatError, match="x.log"):
+        with pytest.raises(FileFormatError, match=r"x\.log"):
             memmap_like(plain(6), tmp_path / "d", resume=True)
 
     @pytest.mark.parametrize(
@@ -588,7 +594,7 @@ class TestDurable:
         real = os.fsync
 
         def fsync(file: int) -> None:
-            synced.append(os.readlink(f"/proc/self/fd/{file}"))
+            synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
             real(file)
 
         monkeypatch.setattr(os, "fsync", fsync)
@@ -632,7 +638,7 @@ class TestSize:
         td = plain(3000)
         builder = memmap_like(td, tmp_path / "d")
         order = list(range(3000))
-        random.Random(0).shuffle(order)
+        random.Random(0).shuffle(order)  # noqa: S311 - no secret
         for row in order:
             builder.write(row, td[row])
         assert_equal(builder.finish(), td)
@@ -703,7 +709,7 @@ class TestTogether:
         text = NonTensorStack(*[f"row {i}" for i in range(count)])
         td = TensorDict({"x": torch.arange(count), "t": text}, count)
         td = td.set("y", torch.arange(count)[:, None].expand(count, 500).clone())
-        rng = random.Random(times)
+        rng = random.Random(times)  # noqa: S311 - no secret
         noted = 0
 
         def work() -> None:
@@ -739,7 +745,7 @@ class TestTogether:
 class TestSpans:
     @pytest.mark.parametrize("seed", range(20))
     def test_against_sets(self, seed: int) -> None:
-        rng = random.Random(seed)
+        rng = random.Random(seed)  # noqa: S311 - no secret
 
         def some() -> list[list[int]]:
             starts = [rng.randrange(30) for _ in range(rng.randrange(6))]
@@ -752,7 +758,7 @@ class TestSpans:
         spans = [np.array(x, dtype=np.int64).reshape(-1, 2) for x in (one, two)]
         together = joined(spans)
         assert as_set(together.tolist()) == as_set(one) | as_set(two)
-        assert all(a[1] < b[0] for a, b in zip(together, together[1:]))
+        assert all(a[1] < b[0] for a, b in pairwise(together.tolist()))
         assert as_set(minus(*spans).tolist()) == as_set(one) - as_set(two)
         meets = bool(as_set(one) & as_set(two))
         assert overlap(joined(spans[:1]), spans[1]) is meets
