@@ -205,7 +205,7 @@ class _Writer:
             whole = name + SUFFIX
         elif isinstance(entry, Jagged) or id(entry) in self._secret:
             return None
-        elif isinstance(entry, Rows) and 0 in entry.shape[:-1]:
+        elif isinstance(entry, Rows) and (not entry.shape or 0 in entry.shape[:-1]):
             return None  # lists without elements have no sizes
         if whole in used or not is_name(whole):
             return None
