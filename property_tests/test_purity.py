@@ -52,6 +52,7 @@ from tdfunc._ops import (
     shape,
     special,
     state,
+    storage,
     training,
     unary,
 )
@@ -320,6 +321,8 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "detach": just(tdfunc.detach),
     "clone": just(tdfunc.clone),
     "contiguous": just(tdfunc.contiguous),
+    "consolidate": just(tdfunc.consolidate),
+    "share": just(tdfunc.share),
     "with_statics": lambda _, td: (tdfunc.with_statics, td, tdfunc.clone(td)),
     "to_dict": just(tdfunc.to_dict),
     "from_dict": lambda draw, td: (
@@ -702,7 +705,7 @@ def operations() -> Iterator[str]:
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
     more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
     others = (rows, casts, facts, fuse, naming, sequences, shape, special, state, unary)
-    for module in (*modules, *more, *others, training):
+    for module in (*modules, *more, *others, storage, training):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
