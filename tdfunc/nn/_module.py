@@ -489,7 +489,9 @@ class TensorDictModule(TensorDictModuleBase):
         """Return parameters drawn from a key; equal keys give equal parameters.
 
         Of an `nn.Module` every part draws by its own ``reset_parameters``, from a key
-        of its own; parameters of parts that have none keep their values.
+        of its own; parameters of parts that have none keep their values. Of a module
+        made on the meta device, which has shapes and no memory, they are on the device
+        of the key.
 
         Args:
             key: a key of `tdfunc.random`.
@@ -499,6 +501,8 @@ class TensorDictModule(TensorDictModuleBase):
 
         Raises:
             InvalidLeafError: a parameter of a lazy module is not initialised yet.
+            OperandError: a parameter is on the meta device, and no part of the module
+                gives it values.
             OptionError: inside a transform, or in a compiled function.
         """
         if self._init is not None:
