@@ -330,9 +330,12 @@ def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> An
             continue
         draft = Draft(path)
         for key, entry in below.entries.items():
-            plain = type(entry) is Array and not entry.unbatched
-            if plain and draft.take(key, entry.tensor, size, Node._plain):
-                continue
+            if (
+                type(entry) is Array
+                and not entry.unbatched
+                and draft.take(key, entry.tensor, size, Node._plain)
+            ):
+                continue  # a plain tensor, the short way
             here = (*path, key)
             if isinstance(entry, Level):
                 node = nodes.pop(id(entry))
