@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import hypothesis.strategies as st
@@ -160,3 +161,28 @@ def test_schemas_are_equal_when_they_print_the_same_entries(
 
     assert same == (one == two) == (one is two)
     assert not same or hash(one) == hash(two)
+
+
+@given(trees)
+def test_consolidated_tree_is_the_tree_in_one_storage(td: TensorDict) -> None:
+    for again in (td.consolidate(), td.share()):
+        assert_copy(td, again)
+        assert again._schema is td._schema
+        storages = {
+            x.untyped_storage().data_ptr()
+            for _, x, _ in m.leaves(m.read(again))
+            if x.numel()
+        }
+        assert len(storages) <= 1
+        assert not {*pointers(td)} & {*pointers(again)}
+        assert same_leaves(again) == same_leaves(td)
+
+
+@given(trees)
+def test_tree_sent_to_a_process_is_the_tree(td: TensorDict) -> None:
+    again = pickle.loads(ForkingPickler.dumps(td))
+
+    assert_copy(td, again)
+    assert again._schema is td._schema
+    assert not {*pointers(td)} & {*pointers(again)}
+    assert same_leaves(again) == same_leaves(td)

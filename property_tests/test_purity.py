@@ -52,6 +52,7 @@ from tdfunc._ops import (
     shape,
     special,
     state,
+    storage,
     training,
     unary,
 )
@@ -320,6 +321,8 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "detach": just(tdfunc.detach),
     "clone": just(tdfunc.clone),
     "contiguous": just(tdfunc.contiguous),
+    "consolidate": just(tdfunc.consolidate),
+    "share": just(tdfunc.share),
     "with_statics": lambda _, td: (tdfunc.with_statics, td, tdfunc.clone(td)),
     "to_dict": just(tdfunc.to_dict),
     "from_dict": lambda draw, td: (
@@ -702,13 +705,13 @@ def operations() -> Iterator[str]:
     modules = (arrays, convert, create, entries, from_python, index, join, leafwise)
     more = (lazy, logic, order, pack, pieces, pointwise, pytrees, reduce, restructure)
     others = (rows, casts, facts, fuse, naming, sequences, shape, special, state, unary)
-    for module in (*modules, *more, *others, training):
+    for module in (*modules, *more, *others, storage, training):
         yield from module.__all__
     yield from tdfunc.func.__all__
 
 
 # These take a module, and have a test of their own below.
-OF_MODULES = {"from_module", "from_modules", "functional_call"}
+OF_MODULES = {"from_module", "from_modules", "functional_call", "to_module"}
 # These return no tree and take none.
 HELPERS = {
     *(
@@ -790,8 +793,17 @@ def test_what_takes_a_module_leaves_it_alone(name: str, rows: int, shift: int) -
     assert_valid(params)
     assert_valid(stacked)
     assert_pure(tdfunc.func.functional_call, module, params, (x,))
+    assert_pure(_call_in_block, module, params, x)
     weights = tdfunc.from_module(module, params_only=True)
     assert_pure(torch.func.grad(_loss), weights, module, x)
+
+
+def _call_in_block(
+    module: torch.nn.Module, params: TensorDict, x: torch.Tensor
+) -> torch.Tensor:
+    """What the block writes into buffers goes into the copies."""
+    with params.clone().to_module(module):
+        return module(x)
 
 
 def _loss(

@@ -48,7 +48,7 @@ from tdfunc._ops import (
 from tdfunc._ops import at as _at
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
-from tdfunc.func import _modules
+from tdfunc.func import _modules, _swap
 from tdfunc.io import _files
 
 if TYPE_CHECKING:
@@ -524,6 +524,7 @@ class TensorDict(Tree, plain=True):
     fromkeys = staticmethod(create.fromkeys)
     from_module = staticmethod(_modules.from_module)
     from_modules = staticmethod(_modules.from_modules)
+    to_module = _swap.to_module
     load = staticmethod(_files.load)
     load_memmap = staticmethod(_files.load_memmap)
     load_safetensors = staticmethod(_files.load_safetensors)

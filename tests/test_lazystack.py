@@ -254,6 +254,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "to": lambda td: (td.to(torch.float64), td.to("cpu"), td.to(None)),
     "detach": unary("detach"),
     "clone": unary("clone"),
+    "consolidate": unary("consolidate"),
+    "share": unary("share"),
     "contiguous": unary("contiguous"),
     "with_statics": lambda td: td.with_statics(td.clone()),
     "to_dict": lambda td: TensorDict(td.to_dict(), td.batch_size),

@@ -82,13 +82,15 @@ def wrapped(found: Iterable[Any], wrap: Callable[[torch.Tensor], Any]) -> list[A
 
     A jagged one becomes its parts, each once: leaves of the same rows stay so.
     """
-    parts: dict[int, Any] = {}
+    # With the tensors themselves: one that is gone leaves its id to another.
+    parts: dict[int, tuple[Any, Any]] = {}
 
     def part(tensor: Any) -> Any:
-        made = parts.get(id(tensor))
-        if made is None:
-            made = parts[id(tensor)] = wrap(tensor) if is_plain(tensor) else tensor
-        return made
+        known = parts.get(id(tensor))
+        if known is None:
+            made = wrap(tensor) if is_plain(tensor) else tensor
+            known = parts[id(tensor)] = tensor, made
+        return known[1]
 
     def whole(leaf: Any) -> Any:
         if not is_jagged(leaf):

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdfunc._core._torch import is_tracing, is_wrapped, shared_storage
+from tdfunc._core._torch import (
+    inside_transform,
+    is_tracing,
+    is_wrapped,
+    shared_storage,
+)
 from tdfunc._core.pickling import rebuild_jagged
 from tdfunc._ops.convert import clone, replaced
 from tdfunc.errors import InvalidLeafError
@@ -32,9 +37,9 @@ def consolidate(td: NodeT) -> NodeT:
     that is read in order. Unbatched tensors, the parts of jagged ones and the codes of
     rows are in it, too. Gradients flow through, as through `clone`.
 
-    A tensor that occurs twice stays one tensor. Sparse, quantized and fake tensors,
-    and all tensors inside a transform or compiled code, have no memory that could be
-    part of another and are cloned.
+    A tensor that occurs twice stays one tensor. Sparse, quantized and fake tensors have
+    no memory that could be part of another and are cloned; inside a transform or
+    compiled code this is `clone`.
 
     Args:
         td: the tree.
@@ -53,8 +58,10 @@ def consolidate(td: NodeT) -> NodeT:
         >>> one["a"].untyped_storage().nbytes()
         128
     """
-    # Compiled code lays out memory itself.
-    return clone(td) if is_tracing() else _moved(td, _into_one)
+    # There, memory is not ours to lay out.
+    if is_tracing() or inside_transform():
+        return clone(td)
+    return _moved(td, _into_one)
 
 
 def share(td: NodeT) -> NodeT:
@@ -140,10 +147,8 @@ def _joined(leaf: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
         return parts[0]
     jagged: Any = leaf
     values, offsets, *lengths = parts
-    if values is jagged.values() and offsets is jagged.offsets():
-        return leaf
-    parts_of_one = (values, offsets, lengths[0] if lengths else None)
-    return rebuild_jagged(*parts_of_one, jagged._ragged_idx)
+    holes = lengths[0] if lengths else None
+    return rebuild_jagged(values, offsets, holes, jagged._ragged_idx)
 
 
 def _is_dense(x: torch.Tensor) -> bool:

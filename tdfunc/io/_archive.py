@@ -183,12 +183,20 @@ def opened(path: Path) -> int:
 
 
 class Members(Folder):
-    """The files in an archive."""
+    """The files in an archive.
+
+    Attributes:
+        descriptor: the open archive.
+        members: its files by name.
+        told: names of the arrays that were asked for, which have the sizes that the
+            description of the tree tells.
+    """
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.descriptor = descriptor
         self.name = name
         self.members = index(descriptor, name)
+        self.told: set[str] = set()
         self._check_bombs()
 
     def _check_bombs(self) -> None:
@@ -226,17 +234,20 @@ class Members(Folder):
     def locate(self, where: Where, nbytes: int) -> Member | None:
         member = self.members.get("/".join(where))
         # Of what has no size of its own, only whether it is there is asked.
-        if member is not None and nbytes and member.size != nbytes:
+        if member is None or not nbytes:
+            return member
+        if member.size != nbytes:
             raise FileFormatError(
                 f"{self.name}: {member.name!r}: not the size of its array",
                 expected=f"{nbytes} bytes",
                 got=f"{member.size} bytes",
             )
+        self.told.add(member.name)
         return member
 
     def same(self, places: Sequence[Any]) -> bool:
         first, *others = places
-        for other in others:
+        for other in others if first is not None else ():
             if (first.crc, first.size) != (other.crc, other.size):
                 return False
             # The peer writes into stored arrays and leaves the checksums for later.

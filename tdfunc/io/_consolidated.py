@@ -202,11 +202,10 @@ def _add_peer_entry(
             node["non_tensors"][key] = [entry.value, list(size), None]
     elif isinstance(entry, Rows):
         shape, values = entry.shape, entry.values
-        if not shape:  # of one row, which is one value
-            _add_peer_entry(node, key, Static(values[0]), size, leaves)
-            return
-        fine = values and key not in _RESERVED and len(shape) <= MOST_DEPTH
-        if fine and all([is_plain(value) for value in values]):
+        fine = values and len(shape) <= MOST_DEPTH and all(map(is_plain, values))
+        if fine and not shape:  # of the members of a stack
+            node["non_tensors"][key] = [values[0], list(size), None]
+        elif fine and key not in _RESERVED:
             node[key] = _peer_rows(shape, values)
     elif _JAGGED not in key:
         held = [(_VALUES, entry.values)]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections import OrderedDict
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from tdfunc.errors import FileFormatError, PickleRefusedError
+from tdfunc.errors import FileFormatError
 from tdfunc.io._layout import Level, Rows, Static
 from tdfunc.io._naming import META, MOST_DIMS, MOST_META, OURS, VERSION
-from tdfunc.io._values import dumps, from_json, loads
+from tdfunc.io._values import PICKLED, dumps, from_json, loads, unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,6 +185,8 @@ class Described:
             if raw is None:
                 raise self.missing(name, path)
             data = self._unpickled(name, raw)
+            if data is PICKLED:
+                return Static(PICKLED)
         elif data is None:
             data = self._elements(where, path)
         if not isinstance(data, list):
@@ -243,6 +244,8 @@ class Described:
         found = self._containers(where, raw)
         if found is None:
             found = self._unpickled(file, raw)
+            if found is PICKLED:
+                return {"data": PICKLED}
             if not isinstance(found, dict):
                 raise self.wrong(file, "this is no pickled dict of fields")
         return cast("dict[str, Any]", found)
@@ -267,20 +270,8 @@ class Described:
         return {key: _CONTAINERS[name] for key, name in named.items()}
 
     def _unpickled(self, file: Where, raw: bytes) -> Any:
-        name = self.folder.at(file)
-        if not self._options.allow_pickle:
-            raise PickleRefusedError(
-                f"{name}: this value was pickled",
-                expected="no pickle, which runs what it is told to",
-                fix="load(path, allow_pickle=True), if you trust the file",
-            )
-        try:
-            return pickle.loads(raw)  # noqa: S301 - asked for by the caller
-        except Exception as error:
-            # What a pickle runs raises what it likes.
-            raise FileFormatError(
-                f"{name}: this pickle can not be read", got=repr(error)
-            ) from error
+        allow, name = self._options.allow_pickle, self.folder.at(file)
+        return unpickle(raw, allow_pickle=allow, name=name)
 
 
 def _says(value: Any, plain: Any) -> bool:

@@ -327,12 +327,23 @@ class _Files(Folder):
         """
         file = self.opened(place.where, place.name)
         if file is None:
-            raise FileFormatError(
-                f"{self.at((*place.where, place.name))}: this file is gone",
-                expected="a directory that nobody writes to",
-                fix="load again",
-            )
+            raise self.gone(place)
         return file
+
+    def above(self, place: _Place) -> int:
+        """Return the directory of a file that was there before, as `found`."""
+        try:
+            return self._walk.enter(place.where)
+        except FileNotFoundError as error:
+            raise self.gone(place) from error
+
+    def gone(self, place: _Place) -> FileFormatError:
+        """Return the error for a file that was there before."""
+        return FileFormatError(
+            f"{self.at((*place.where, place.name))}: this file is gone",
+            expected="a directory that nobody writes to",
+            fix="load again",
+        )
 
     def check_size(self, where: Where, size: int, nbytes: int) -> None:
         """Raise if a file is too short."""
@@ -390,13 +401,13 @@ class _Directory(Source):
 
     def _found(self, arrays: list[Array]) -> Iterator[tuple[int, str, Any, Any]]:
         """Yield where each file is; the descriptor is good until the next one."""
-        enter, progress = self._walk.enter, self._options.progress
+        above, progress = self._files.above, self._options.progress
         for array in arrays:
             place = array.place
             if place is None:  # there are no elements
                 yield -1, "", array.dtype, array.shape
             else:
-                yield enter(place.where), place.name, array.dtype, array.shape
+                yield above(place), place.name, array.dtype, array.shape
                 progress(array.nbytes)
 
     def close(self) -> None:

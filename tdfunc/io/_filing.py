@@ -85,6 +85,7 @@ class _Node:
         "level",
         "meta",
         "path",
+        "single",
         "ties",
         "used",
         "where",
@@ -101,6 +102,7 @@ class _Node:
         self.hidden: dict[str, Any] = {}
         self.exact: dict[str, Any] = {}
         self.ties: dict[str, int] = {}
+        self.single: list[str] = []
         self.used = {META}  # names of files
 
     def put(self, name: str, array: Array) -> None:
@@ -121,6 +123,7 @@ class _Node:
             "hidden": hidden,
             "exact": self.exact,
             "ties": self.ties,
+            "single": self.single,
             "record": level.record,
         }
         return {name: value for name, value in members.items() if value}
@@ -174,7 +177,10 @@ class _Writer:
         }
         if level.names:
             fields["_names"] = list(level.names)
-        self._close(node, (), {**fields, **node.meta}, node.ours())
+        meta = dict(node.meta)
+        for field, value in fields.items():
+            meta.setdefault(field, value)
+        self._close(node, (), meta, node.ours())
 
     def stack(self, node: _Node) -> None:
         """Write a lazy stack."""
@@ -205,8 +211,6 @@ class _Writer:
             whole = name + SUFFIX
         elif isinstance(entry, Jagged) or id(entry) in self._secret:
             return None
-        elif isinstance(entry, Rows) and 0 in entry.shape[:-1]:
-            return None  # lists without elements have no sizes
         if whole in used or not is_name(whole):
             return None
         used.add(whole)
@@ -227,7 +231,14 @@ class _Writer:
             return {"device": "cpu", **_record(entry), "is_nested": False}
         if isinstance(entry, Static):
             return self._static(entry.value, path, name, node)
-        return self._rows(cast("Rows", entry), path, name, node)
+        rows = cast("Rows", entry)
+        if rows.shape:
+            return self._rows(rows, path, name, node)
+        # The one row of a member of a lazy stack.
+        record = self._static(rows.values[0], path, name, node)
+        if record is not None:
+            node.single.append(path[-1])
+        return record
 
     def _hide(self, entry: Entry, path: Path, node: _Node) -> dict[str, Any]:
         """Write an entry so that the peer does not see it; return its record."""
@@ -291,6 +302,8 @@ class _Writer:
         """Write the values of rows as the peer does, None if it can not."""
         ours: dict[str, Any] = {"shape": list(rows.shape)}
         data: Any = _nested(rows.values, rows.shape)
+        if not _is_shaped(data, rows.shape):
+            return None
         if not is_plain(rows.values):
             if _is_json(data):
                 ours["values"] = self._exact(rows.values, path)
@@ -419,3 +432,28 @@ def _nested(values: list[Any], shape: Sequence[int]) -> list[Any]:
         size, count = shape[at], prod(shape[:at])
         level = [level[i * size : (i + 1) * size] for i in range(count)]
     return level
+
+
+def _is_shaped(data: list[Any], shape: Sequence[int]) -> bool:
+    """Return whether the peer loads nested lists as rows that start with this shape.
+
+    It takes lists of one length for rows at every depth, values or not, and fails
+    where these do not make a shape.
+    """
+    level: list[Any] = [data]
+    depth = 0
+    while True:
+        sizes = {len(part) for part in level}
+        if len(sizes) != 1 or (depth >= len(shape) and 0 in sizes):
+            return False
+        depth += 1
+        goes_on = {_are_rows(part) for part in level}
+        if goes_on != {True}:
+            return len(goes_on) == 1 and depth >= len(shape)
+        level = [item for part in level for item in part]
+
+
+def _are_rows(part: Sequence[Any]) -> bool:
+    if not part or not all([isinstance(item, (list, tuple)) for item in part]):
+        return False
+    return len({len(item) for item in part}) == 1

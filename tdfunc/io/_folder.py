@@ -11,6 +11,7 @@ order      the keys in order, where it is not that of the records
 hidden     records of the entries that the peer must not see, by key
 exact      values of statics that plain JSON does not give back, by key
 ties       the number of the tensor that an entry shares with others, by key
+single     the keys of values that are those of one row without a dim
 record     the name of the record class of this node
 names      the dim names of a lazy stack
 count      how many members a lazy stack has

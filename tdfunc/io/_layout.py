@@ -186,6 +186,10 @@ class Source(ABC):
         self.close()
 
 
+# By the id of a tensor that was met: it, which has to live for that, and its array.
+Known: TypeAlias = dict[int, tuple[Any, Array]]
+
+
 def levels_of(td: Node) -> Level:
     """Return a tree as levels, sharing its tensors.
 
@@ -194,7 +198,7 @@ def levels_of(td: Node) -> Level:
             placeholder, a tensor of a transform that runs, sparse, quantized or on
             the device "meta".
     """
-    arrays: dict[int, Array] = {}
+    arrays: Known = {}
     top = _level(td)
     pending: list[tuple[Path, Any, Level]] = [((), td, top)]
     while pending:
@@ -223,7 +227,7 @@ def _level(node: Any) -> Level:
 
 
 def _entries(
-    node: Any, path: Path, arrays: dict[int, Array]
+    node: Any, path: Path, arrays: Known
 ) -> Iterator[tuple[str, Entry | Node]]:
     """Yield the entries of a node in people's order; nested nodes as they are."""
     if type(node).is_lazy:
@@ -250,22 +254,23 @@ def _entries(
 
 
 def _array(
-    leaf: Any, path: Path, arrays: dict[int, Array], *, unbatched: bool = False
+    leaf: Any, path: Path, arrays: Known, *, unbatched: bool = False
 ) -> Array | Jagged:
     if isinstance(leaf, torch.Tensor) and leaf.is_nested:
         return _jagged(leaf, path, arrays)
-    known = arrays.get(id(leaf))
+    _, known = arrays.get(id(leaf), (None, None))
     if known is not None and known.unbatched == unbatched:
         return known
     if not (type(leaf) is torch.Tensor and leaf.is_cpu and _is_dense(leaf)):
         _check_written(leaf, path)
     tensor = leaf.detach() if leaf.requires_grad else leaf
     made = Array(leaf.dtype, tuple(leaf.shape), tensor, unbatched=unbatched)
-    arrays[id(leaf)] = made
+    # With the leaf: the parts of a jagged one would leave their ids to others.
+    arrays[id(leaf)] = leaf, made
     return made
 
 
-def _jagged(leaf: Any, path: Path, arrays: dict[int, Array]) -> Jagged:
+def _jagged(leaf: Any, path: Path, arrays: Known) -> Jagged:
     def part(tensor: Any) -> Any:
         return None if tensor is None else _array(tensor, path, arrays)
 
@@ -325,9 +330,12 @@ def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> An
             continue
         draft = Draft(path)
         for key, entry in below.entries.items():
-            plain = type(entry) is Array and not entry.unbatched
-            if plain and draft.take(key, entry.tensor, size, Node._plain):
-                continue
+            if (
+                type(entry) is Array
+                and not entry.unbatched
+                and draft.take(key, entry.tensor, size, Node._plain)
+            ):
+                continue  # a plain tensor, the short way
             here = (*path, key)
             if isinstance(entry, Level):
                 node = nodes.pop(id(entry))

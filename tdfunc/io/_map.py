@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import sys
@@ -90,8 +91,9 @@ class MappedFile:
     def __init__(self, descriptor: int, start: int, size: int) -> None:
         status = os.fstat(descriptor)
         self.address = _map(descriptor, start, size)
+        key = next(_NUMBERS)
         # At exit the system unmaps; other threads may still read then.
-        weakref.finalize(self, _unmap, self.address, size).atexit = False
+        weakref.finalize(self, _unmap, key, self.address, size).atexit = False
         self.start, self.size = start, size
         self.path = _path_of(descriptor)
         self.device, self.inode = status.st_dev, status.st_ino
@@ -102,16 +104,20 @@ class MappedFile:
             "typestr": "|u1",
             "version": 3,
         }
-        _MAPS.add(self)
+        _MAPS[key] = weakref.ref(self)
 
 
-# What is mapped now, so that a tensor can be traced back to its file.
-_MAPS: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+# What is mapped now, so that a tensor can be traced back to its file. Only single
+# steps are made on it, so that it needs no lock, which a fork might find taken.
+_MAPS: dict[int, weakref.ref[MappedFile]] = {}
+_NUMBERS = itertools.count()
 
 
 def mapped_files() -> list[MappedFile]:
     """Return the files that are mapped now, by address."""
-    return sorted(_MAPS, key=lambda one: one.address)
+    found = [ref() for ref in list(_MAPS.values())]
+    alive = [one for one in found if one is not None]
+    return sorted(alive, key=lambda one: one.address)
 
 
 def tensors_in(descriptor: int, places: Sequence[_TensorPlace]) -> list[torch.Tensor]:
@@ -320,7 +326,8 @@ def _map(descriptor: int, start: int, size: int) -> int:
     return address
 
 
-def _unmap(address: int, size: int) -> None:
+def _unmap(key: int, address: int, size: int) -> None:
+    _MAPS.pop(key, None)
     _LIBC[1](address, size)
 
 

@@ -51,14 +51,15 @@ class ReadOptions:
 
     Attributes:
         allow_pickle: unpickle statics that were pickled. Only for files that you
-            trust: pickle runs what it is told to.
+            trust: pickle runs what it is told to. None puts `_values.PICKLED` in their
+            place, for who only looks.
         verify: compare checksums where the format has them.
         separator: of safetensors that tdfunc did not write: what splits names into
             nested keys; None leaves them whole.
         progress: called with every count of bytes of arrays that were read.
     """
 
-    allow_pickle: bool = False
+    allow_pickle: bool | None = False
     verify: bool = False
     separator: str | None = None
     progress: Callable[[int], None] = _unheard

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from tdfunc.io._described import Described, class_names
-from tdfunc.io._layout import Array, Jagged, Level, Static, iter_levels
+from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels
 from tdfunc.io._naming import (
     META,
     MOST_DIMS,
@@ -67,6 +67,7 @@ class _Task(NamedTuple):
     above: Where
     names: tuple[str, ...]  # what the directory may be called
     exact: Static | None = None
+    single: bool = False  # a value is that of a row
 
 
 class _Node(NamedTuple):
@@ -78,6 +79,7 @@ class _Node(NamedTuple):
     foreign: bool  # the peer wrote it
     exact: dict[str, Any]
     ties: dict[str, Any]
+    single: list[Any]
     tasks: list[_Task]
 
     @property
@@ -119,7 +121,8 @@ class _Reader:
             raise files.missing((*task.above, *task.names[:1], META), path)
         names = class_names(meta)
         if meta.get("_is_non_tensor") is True or names & {"NonTensorData", "MetaData"}:
-            entry: Entry = files.static(where, meta, path, task.exact)
+            static = files.static(where, meta, path, task.exact)
+            entry: Entry = Rows((), [static.value]) if task.single else static
         elif "NonTensorStack" in names:
             entry = files.rows(where, meta, path, task.parent)
         elif "LazyStackedTensorDict" in names:
@@ -227,7 +230,8 @@ class _Reader:
         hidden = files.member(file, known, "hidden")
         exact = files.member(file, known, "exact")
         ties = files.member(file, known, "ties")
-        node = _Node(level, where, path, ours is None, exact, ties, [])
+        single = _list_or_none(known.get("single")) or []
+        node = _Node(level, where, path, ours is None, exact, ties, single, [])
         for key, record in meta.items():
             if isinstance(record, dict):
                 if not key or key in hidden:
@@ -240,9 +244,9 @@ class _Reader:
                 raise self._wrong(file, "an entry without a record", (*path, key))
             fields = cast("dict[str, Any]", record)
             level.entries[key] = self._hidden(node, key, hidden_name(at), fields)
-        order = known.get("order")
-        if isinstance(order, list):
-            level.entries = _in_order(level.entries, cast("list[Any]", order))
+        order = _list_or_none(known.get("order"))
+        if order is not None:
+            level.entries = _in_order(level.entries, order)
         self._pending += reversed(node.tasks)
         return level
 
@@ -256,7 +260,9 @@ class _Reader:
             if key in node.exact:
                 exact = Static(self._files.value(node.file, node.exact[key]))
             names = _names_of(key, "", foreign=node.foreign)
-            node.tasks.append(_Task(node.level, key, path, node.where, names, exact))
+            single = key in node.single
+            task = _Task(node.level, key, path, node.where, names, exact, single)
+            node.tasks.append(task)
             return _PLACEHOLDER
         if record.get("is_nested"):
             return self._nested_tensor(node, key, record, path)
@@ -425,7 +431,9 @@ class _Reader:
         one: dict[int, Array] = {}
         for arrays in self._tied.values():
             places = [array.place for array in arrays]
-            if len(arrays) > 1 and self._folder.same(places):
+            # All are of one shape: there is no place where there are no elements.
+            same = places[0] is None or self._folder.same(places)
+            if len(arrays) > 1 and same:
                 one.update({id(array): arrays[0] for array in arrays})
         if not one:
             return
@@ -448,6 +456,10 @@ def _record_name(meta: dict[str, Any]) -> str:
 
 def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _list_or_none(value: Any) -> list[Any] | None:
+    return cast("list[Any]", value) if isinstance(value, list) else None
 
 
 def _names_of(key: str, suffix: str, *, foreign: bool) -> tuple[str, ...]:

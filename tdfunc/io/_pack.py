@@ -17,7 +17,6 @@ from tdfunc.io._archive import Members, member_names, method_of, opened, place_o
 from tdfunc.io._atomic import TEMPORARY, new_directory, new_file
 from tdfunc.io._directory import _Walk
 from tdfunc.io._folder import META, outline_of
-from tdfunc.io._layout import iter_arrays
 from tdfunc.io._map import write_all
 from tdfunc.io._options import ReadOptions
 from tdfunc.io._zip import STORED, Writer, is_plain, pieces
@@ -281,13 +280,12 @@ def _check_sizes(members: Members) -> None:
     if not inflated:
         return
     try:
-        outline = outline_of(members, ReadOptions())
+        outline_of(members, ReadOptions())
     except PickleRefusedError:
         # Not all of the description can be read: what deflate can do must do.
         odd = [n for n, found in inflated.items() if found.size > _RATIO * found.packed]
     else:
-        told = {array.place.name for _, array in iter_arrays(outline) if array.place}
-        odd = list(inflated.keys() - told)
+        odd = list(inflated.keys() - members.told)
     if odd:
         raise FileFormatError(
             f"{members.name}: {min(odd)!r}: nothing tells what it inflates to"

@@ -21,6 +21,7 @@ import mmap
 import os
 import sys
 from bisect import bisect_right
+from contextlib import suppress
 from multiprocessing.reduction import DupFd, ForkingPickler
 from operator import getitem
 from pathlib import Path
@@ -59,6 +60,12 @@ __all__ = ["ByReference", "by_reference"]
 _BLOCK = 1024 * 1024
 _ALIGNMENT = 64
 _COMPARED = 1024 * 1024
+
+
+# Of an entry of /proc/self/pagemap: the page is in memory, or swapped out; and it is
+# one of a file, not a copy that was made when it was written to.
+_PRESENT = np.uint64(0b11 << 62)
+_OF_FILE = np.uint64(1 << 61)
 
 
 class FileMark(NamedTuple):
@@ -142,7 +149,7 @@ def by_reference(td: Node) -> ByReference:
             since: its inode, size or time of modification differs.
 
     Examples:
-        >>> import pickle, torch
+        >>> import pickle, tdfunc, torch
         >>> from tdfunc import TensorDict
         >>> td = TensorDict({"x": torch.ones(3)}, 3)
         >>> pickle.loads(pickle.dumps(tdfunc.by_reference(td)))["x"]
@@ -179,14 +186,18 @@ def _referred(
     parts: list[_Part | None] = []
     rest: list[Any] = []
     maps: _Maps | None = None
-    for leaf in found:
-        part = None
-        if is_plain(leaf) and leaf.nbytes >= MAPPED and _lies_plainly(leaf):
-            maps = maps or _Maps(files)
-            part = maps.part(leaf)
-        parts.append(part)
-        if part is None:
-            rest.append(leaf)
+    try:
+        for leaf in found:
+            part = None
+            if is_plain(leaf) and leaf.nbytes >= MAPPED and _lies_plainly(leaf):
+                maps = maps or _Maps(files)
+                part = maps.part(leaf)
+            parts.append(part)
+            if part is None:
+                rest.append(leaf)
+    finally:
+        if maps is not None:
+            maps.close()
     return files, parts, rest
 
 
@@ -203,6 +214,14 @@ class _Maps:
         self.starts = [one.address for one in self.maps]
         self.files = files
         self.numbers: dict[int, int | None] = {}
+        self.pages: int | None = None
+        with suppress(OSError):  # not on this system
+            self.pages = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self.pages is not None:
+            os.close(self.pages)
 
     def part(self, leaf: torch.Tensor) -> _Part | None:
         """Return where a leaf is in a file that is at its path and was not written."""
@@ -222,13 +241,32 @@ class _Maps:
         if at not in self.numbers:
             self.numbers[at] = self._number(one)
         number = self.numbers[at]
-        if number is None or _is_written(one, begin, size):
+        if number is None or self._is_written(one, begin, size):
             return None
         offset = begin - one.address + one.start
         if offset + size > self.files[number].size:
             return None
         grad: Literal[0, 1] = 1 if leaf.requires_grad else 0
         return number, offset, leaf.dtype, count, tuple(leaf.shape), strides, grad
+
+    def _is_written(self, one: MappedFile, begin: int, size: int) -> bool:
+        """Return whether this process may have written to bytes of a mapped file.
+
+        The system knows which pages it has copied, whoever wrote to them.
+        """
+        first = begin // mmap.PAGESIZE
+        end = (begin + size - 1) // mmap.PAGESIZE + 1
+        for at in range(first, end, _COMPARED):
+            count = min(_COMPARED, end - at)
+            raw = b""
+            if self.pages is not None:
+                raw = os.pread(self.pages, count * 8, at * 8)
+            if len(raw) != count * 8:
+                return _differs(one, begin, size)
+            entries = np.frombuffer(raw, np.uint64)
+            if (((entries & _PRESENT) != 0) & ((entries & _OF_FILE) == 0)).any():
+                return True
+        return False
 
     def _number(self, one: MappedFile) -> int | None:
         try:
@@ -242,37 +280,6 @@ class _Maps:
         )
         self.files.append(mark)
         return len(self.files) - 1
-
-
-# Of an entry of /proc/self/pagemap: the page is in memory, or swapped out; and it is
-# one of a file, not a copy that was made when it was written to.
-_PRESENT = np.uint64(0b11 << 62)
-_OF_FILE = np.uint64(1 << 61)
-
-
-def _is_written(one: MappedFile, begin: int, size: int) -> bool:
-    """Return whether this process may have written to bytes of a mapped file.
-
-    The system knows which pages it has copied, whoever wrote to them.
-    """
-    first = begin // mmap.PAGESIZE
-    last = (begin + size - 1) // mmap.PAGESIZE
-    try:
-        descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return _differs(one, begin, size)
-    try:
-        for at in range(first, last + 1, _COMPARED):
-            count = min(_COMPARED, last + 1 - at)
-            raw = os.pread(descriptor, count * 8, at * 8)
-            if len(raw) != count * 8:
-                return _differs(one, begin, size)
-            entries = np.frombuffer(raw, np.uint64)
-            if (((entries & _PRESENT) != 0) & ((entries & _OF_FILE) == 0)).any():
-                return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _differs(one: MappedFile, begin: int, size: int) -> bool:

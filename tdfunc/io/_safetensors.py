@@ -11,7 +11,7 @@ a name that no other has, and the texts of ``"__metadata__"``:
   are nowhere in its tree, so those of entries that it can not hold are in a node of
   their own, as tensors that the batch does not index.
 * ``"tdfunc"`` is the record of the tree, and which tensor each array is: its name, or
-  name, dim and place for a member of a stack.
+  name, dim and place for a member of a stack; ``"tdfunc_crc32"`` is its checksum.
 * ``"format"`` is what some readers ask for.
 
 Tensors are in the order of their size of element, so that each is aligned. Lazy stacks
@@ -23,12 +23,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 
 from tdfunc.errors import FormatLimitError, show_path
 from tdfunc.io._atomic import new_file
-from tdfunc.io._layout import Array, Level, Static
+from tdfunc.io._layout import Array, Level, Static, iter_levels
 from tdfunc.io._map import as_buffer, write_all
 from tdfunc.io._record import (
     MOST_DEPTH,
@@ -64,12 +65,13 @@ _MOST_HEADER = 100_000_000
 _ALIGNMENT = 64
 
 _METADATA = "__metadata__"
-_OURS, _PEER = "tdfunc", "tensordict"
+_OURS, _CHECKSUM, _PEER = "tdfunc", "tdfunc_crc32", "tensordict"
 _PEER_VERSION = 1
 
 _MOST_SHOWN = 20  # entries in an error
 
-# A stack without tensors says how many members it has, and a file is soon written.
+# A stack of tensors without elements has as many members as somebody wrote there:
+# that many entries of members are made at most.
 _MOST_MEMBERS = 4_000_000
 
 _DTYPES = {
@@ -148,11 +150,13 @@ def write(level: Level, path: FilePath, options: WriteOptions) -> None:
         "spare": [tensor.name for tensor in tensors if tensor.name not in used],
         "levels": record,
     }
+    text = dumps(ours)
     header: dict[str, Any] = {
         _METADATA: {
             "format": "pt",
             _PEER: dumps({"version": _PEER_VERSION, "root": root}).decode(),
-            _OURS: dumps(ours).decode(),
+            _OURS: text.decode(),
+            _CHECKSUM: _checksum(text),
         }
     }
     end = 0
@@ -178,6 +182,10 @@ def write(level: Level, path: FilePath, options: WriteOptions) -> None:
         options.ready()
         start = [len(raw).to_bytes(_LENGTH, "little"), raw]
         write_all(descriptor, _buffers(start, tensors, options.progress))
+
+
+def _checksum(text: bytes) -> str:
+    return f"{crc32(text):08x}"
 
 
 def _check_dtypes(arrays: list[Array], paths: list[Path]) -> None:
@@ -409,8 +417,13 @@ class _Safetensors(OneFile):
         """See `Source.outline`."""
         name = self.name
         metadata, tensors = self._header()
-        if _OURS in metadata:
-            level = self._ours(loads(metadata[_OURS], name), tensors)
+        if not metadata.keys().isdisjoint({_OURS, _CHECKSUM}):
+            text = metadata.get(_OURS, "")
+            if metadata.get(_CHECKSUM) != _checksum(
+                text.encode("utf-8", "surrogatepass")
+            ):
+                raise bad(name, "the record of the tree is damaged: wrong checksum")
+            level = self._ours(loads(text, name), tensors)
         elif _PEER in metadata:
             level = _peer_tree(loads(metadata[_PEER], name), tensors, name)
         else:
@@ -597,6 +610,8 @@ def _peer_tree(data: Any, tensors: dict[str, Array], name: str) -> Level:
         level.batch_size = as_shape(said.get("batch_size"), name, path)
         level.names = as_names(said.get("names"), len(level.batch_size), name, path)
         level.record = class_note(said.get("class"))
+        dim = said.get("stack_dim")
+        level.stack_dim = None if dim is None else as_count(dim, name, path)
         for key, entry in said["keys"].items():
             here = (*path, key)
             if type(entry) is dict and "td" in entry:
@@ -605,10 +620,12 @@ def _peer_tree(data: Any, tensors: dict[str, Array], name: str) -> Level:
             else:
                 level.entries[key] = _peer_entry(entry, tensors, used, here, name)
     _check_used(tensors, used, name)
-    # Stacks within stacks: what is inside is taken apart first.
-    for path, said, level in reversed(nodes):
-        if said.get("stack_dim") is not None:
-            _take_apart(level, as_count(said["stack_dim"], name, path), path, name)
+    # Nodes in a stack are stacks along the same dim: they are taken apart with it.
+    done: set[int] = set()
+    for path, _, level in nodes:
+        if level.stack_dim is not None and id(level) not in done:
+            done.update([id(below) for _, below in iter_levels(level)])
+            _take_apart(level, level.stack_dim, path, name)
     return root
 
 
@@ -619,7 +636,7 @@ def _peer_entry(
         raise bad(name, "an entry is no object", path, got=entry)
     if "non_tensor" in entry:
         return Static(entry["non_tensor"])
-    text = entry.get("tensor")
+    text: Any = entry.get("tensor")
     found = tensors.get(text) if type(text) is str else None
     if found is None:
         raise bad(name, "an entry is a tensor that is not there", path, got=entry)
@@ -631,11 +648,11 @@ def _peer_entry(
 def _take_apart(level: Level, dim: int, path: Path, name: str) -> None:
     """Make a node the lazy stack of its slices along a dim."""
     size = level.batch_size
-    if dim >= len(size) or size[dim] > _MOST_MEMBERS:
+    count = sum([len(below.entries) + 1 for _, below in iter_levels(level)])
+    if dim >= len(size) or size[dim] * count > _MOST_MEMBERS:
         raise bad(name, "a lazy stack has no such dim, or too many members", path)
     members = [_slice(level, dim, at, path, name) for at in range(size[dim])]
     level.entries = {str(at): member for at, member in enumerate(members)}
-    level.stack_dim = dim
 
 
 def _slice(level: Level, dim: int, at: int, path: Path, name: str) -> Level:
@@ -647,8 +664,8 @@ def _slice(level: Level, dim: int, at: int, path: Path, name: str) -> Level:
         size = here.batch_size
         if dim >= len(size) or size[dim] != level.batch_size[dim]:
             raise bad(name, "a node in a lazy stack has another size", where)
-        if here.stack_dim is not None:
-            raise bad(name, "a lazy stack is in another", where)
+        if here.stack_dim not in {None, dim}:
+            raise bad(name, "a lazy stack is in another, along another dim", where)
         made.batch_size = (*size[:dim], *size[dim + 1 :])
         if here.names is not None:
             names = (*here.names[:dim], *here.names[dim + 1 :])

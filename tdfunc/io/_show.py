@@ -34,8 +34,9 @@ def show(path: FileName, *, depth: int | None = None) -> str:
     """Return the tree in a file or directory as text, reading no data of tensors.
 
     One line for every entry: key, dtype or kind, shape, bytes; batch sizes and names
-    of nodes, the classes of which records were made, values shortened. Characters that
-    are not printable are escaped. ``python -m tdfunc show PATH`` prints this.
+    of nodes, the classes of which records were made, values shortened. Nothing is
+    unpickled, and characters that are not printable are escaped. ``python -m tdfunc
+    show PATH`` prints this.
 
     Args:
         path: the file or directory.
@@ -44,7 +45,6 @@ def show(path: FileName, *, depth: int | None = None) -> str:
     Raises:
         MissingFileError: there is no such file.
         FileFormatError: it is of no format that is known, or broken.
-        PickleRefusedError: something in it was pickled.
         OptionError: `depth` is less than 1.
         OSError: the system refuses.
 
@@ -67,7 +67,9 @@ def show(path: FileName, *, depth: int | None = None) -> str:
         raise OptionError("depth counts levels", expected="at least 1", got=depth)
     file = as_file(path)
     format = detect(file)
-    with FORMATS[format].module.open_source(file, ReadOptions()) as source:
+    with FORMATS[format].module.open_source(
+        file, ReadOptions(allow_pickle=None)
+    ) as source:
         level = source.outline()
     rows = _rows(level, depth)
     widths = [min(_MOST_CHARS, max([len(row[at]) for row in rows])) for at in range(4)]

@@ -19,7 +19,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path as FilePath
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = [
+    "PICKLED",
     "dtype_name",
     "dtype_of",
     "dumps",
@@ -40,6 +41,7 @@ __all__ = [
     "is_plain",
     "loads",
     "to_json",
+    "unpickle",
 ]
 
 _TAG, _PARTS = "$", "v"
@@ -156,13 +158,13 @@ def to_json(value: Any, path: Path, *, allow_pickle: bool) -> Any:
     return _encoded(value, path, 0, allow_pickle=allow_pickle)
 
 
-def from_json(data: Any, *, allow_pickle: bool, name: str) -> Any:
+def from_json(data: Any, *, allow_pickle: bool | None, name: str) -> Any:
     """Return the value of which `to_json` made `data`.
 
     Args:
         data: what JSON gave.
         allow_pickle: unpickle what was pickled. Pickle runs what it is told to: only
-            for files that you trust.
+            for files that you trust. None has `PICKLED` in its place.
         name: the file, for errors.
 
     Raises:
@@ -178,6 +180,40 @@ def from_json(data: Any, *, allow_pickle: bool, name: str) -> Any:
         # built of them raises what it likes.
         raise FileFormatError(
             f"{name}: a value is not what its tag says", got=_shown(data)
+        ) from error
+
+
+class _Pickled:
+    """Stands for a value that was pickled, where files are only looked at."""
+
+    def __repr__(self) -> str:
+        return "<pickled>"
+
+
+PICKLED: Final = _Pickled()
+
+
+def unpickle(raw: bytes, *, allow_pickle: bool | None, name: str) -> Any:
+    """Return the value of a pickle in a file; the only place that reads one.
+
+    Raises:
+        PickleRefusedError: that is not allowed.
+        FileFormatError: this is no pickle, or what it is of can not be made.
+    """
+    if allow_pickle is None:
+        return PICKLED
+    if not allow_pickle:
+        raise PickleRefusedError(
+            f"{name}: a value was pickled",
+            expected="no pickle, which runs what it is told to",
+            fix="load(path, allow_pickle=True), if you trust the file",
+        )
+    try:
+        return pickle.loads(raw)  # noqa: S301 - asked for by the caller
+    except Exception as error:
+        # What a pickle runs raises what it likes.
+        raise FileFormatError(
+            f"{name}: a pickle can not be read", got=repr(error)
         ) from error
 
 
@@ -269,7 +305,7 @@ def _pickled(value: Any, path: Path, *, allow_pickle: bool) -> Any:
     return {_TAG: _PICKLE, _PARTS: _base64(raw)}
 
 
-def _decoded(data: Any, *, allow_pickle: bool, name: str) -> Any:
+def _decoded(data: Any, *, allow_pickle: bool | None, name: str) -> Any:
     def inner(part: Any) -> Any:
         return _decoded(part, allow_pickle=allow_pickle, name=name)
 
@@ -282,23 +318,13 @@ def _decoded(data: Any, *, allow_pickle: bool, name: str) -> Any:
     if data.keys() != {_TAG, _PARTS}:
         raise FileFormatError(f"{name}: a tagged value has no parts", got=_shown(data))
     if data[_TAG] == _PICKLE:
-        return _unpickled(data[_PARTS], allow_pickle=allow_pickle, name=name)
+        return unpickle(_bytes(data[_PARTS]), allow_pickle=allow_pickle, name=name)
     form = _FORMS.get(data[_TAG])
     if form is None:
         raise FileFormatError(
             f"{name}: a value is of no kind that is known", got=_shown(data[_TAG])
         )
     return form.made(data[_PARTS], inner)
-
-
-def _unpickled(raw: Any, *, allow_pickle: bool, name: str) -> Any:
-    if not allow_pickle:
-        raise PickleRefusedError(
-            f"{name}: a value was pickled",
-            expected="no pickle, which runs what it is told to",
-            fix="load(path, allow_pickle=True), if you trust the file",
-        )
-    return pickle.loads(_bytes(raw))  # noqa: S301 - asked for by the caller
 
 
 _Inner: TypeAlias = "Callable[[Any], Any]"
@@ -403,7 +429,8 @@ def _tensor(parts: Any, _: _Inner) -> torch.Tensor:
     name, shape, raw = parts
     data = bytearray(_bytes(raw))
     if not data:
-        return torch.empty(shape, dtype=_DTYPES[name])
+        # Of a shape that has elements, this fails before memory is asked for.
+        return torch.empty(0, dtype=_DTYPES[name]).reshape(shape)
     return torch.frombuffer(data, dtype=_DTYPES[name]).reshape(shape)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import tempfile
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,14 @@ class TestRoundTrip:
 
             assert_equal(mapped, td)
             assert_equal(load(tmp_path / "d"), td)
+
+    def test_a_part_onto_the_whole(self, tmp_path: Path) -> None:
+        td = TensorDict({"x": torch.arange(1 << 16)}, 1 << 16)
+        save(td, tmp_path / "d")
+
+        save(load(tmp_path / "d")[2:], tmp_path / "d", overwrite=True)
+
+        assert_equal(load(tmp_path / "d"), td[2:])
 
     def test_dtypes(self, tmp_path: Path) -> None:
         dtypes = {
@@ -455,6 +464,33 @@ class TestBroken:
             source.read([array for _, array in iter_arrays(level)])
 
         assert_equal(tree_of(level), td)
+
+    def test_a_directory_that_is_written_again_and_again(self, tmp_path: Path) -> None:
+        """One of the trees that were there, whole, or an error; never a mix."""
+        trees = [
+            TensorDict({"n": {f"k{i}": torch.full((3,), n) for i in range(20)}, "s": n})
+            for n in range(2)
+        ]
+        save(trees[0], tmp_path / "d")
+        done = threading.Event()
+
+        def writes() -> None:
+            for at in range(1, 60):
+                save(trees[at % 2], tmp_path / "d", overwrite=True)
+            done.set()
+
+        writer = threading.Thread(target=writes)
+        writer.start()
+        loaded = 0
+        while not done.is_set() or not loaded:
+            try:
+                back = load(tmp_path / "d")
+            except FileFormatError as error:
+                assert str(tmp_path / "d")[:20] in str(error)  # noqa: PT017
+            else:
+                loaded += 1
+                assert_equal(back, trees[int(back["s"])])
+        writer.join()
 
     @pytest.mark.parametrize("what", ["leaf", "node", "meta"])
     @pytest.mark.parametrize("inside", [True, False])

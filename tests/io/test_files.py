@@ -283,7 +283,7 @@ def test_index_of_an_index(format: Any, tmp_path: Path) -> None:
 DESCRIPTORS = """
 import os, resource, sys, torch, tdfunc
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-many = {f"k{i}": torch.full((8,), i) for i in range(2700)}
+many = {f"k{i}": torch.full((8,), i) for i in range(700)}
 many |= {f"m{i}": torch.full((9000,), i) for i in range(300)}
 td = tdfunc.TensorDict(many)
 small = tdfunc.TensorDict(x=torch.ones(2), y=torch.ones(10_000))
@@ -293,8 +293,8 @@ for format, path in zip(sys.argv[1::2], sys.argv[2::2]):
     out = tdfunc.load(path)
     kept = [out[0:1] for _ in range(3)] if out.batch_dims else [out]
     small.save(path, format=format, overwrite=True)
-    kept += [tdfunc.load(path) for _ in range(300)]
-    assert out["m299"][0] == 299 and out["k2699"][7] == 2699
+    kept += [tdfunc.load(path) for _ in range(100)]
+    assert out["m299"][0] == 299 and out["k699"][7] == 699
     assert len(os.listdir("/proc/self/fd")) - before <= 5, format
 """
 

@@ -111,6 +111,17 @@ def test_empty_lazy_stack_keeps_its_batch_size():
     assert isinstance(back, LazyStackedTensorDict)
 
 
+def test_jagged_tensors_keep_their_parts_apart():
+    """Their values are other objects at every call, so that ids come again."""
+    x = torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged, requires_grad=True
+    )
+    td = TensorDict({str(i): x * i for i in range(30)}, 2)
+    entries = levels_of(td).entries
+    assert all(entry.values.tensor[0] == int(key) for key, entry in entries.items())
+    assert len({id(entry.offsets) for entry in entries.values()}) == 1
+
+
 def test_jagged_comes_back():
     parts = [ramp(2), ramp(3)]
     x = torch.nested.nested_tensor(parts, layout=torch.jagged)

@@ -128,6 +128,16 @@ class TestPlainPickles:
         assert back["a"].tolist() == [0, 1, 2, 0, 0]
         assert back["b"].tolist() == [0, 0, 7, 8, 9]
 
+    def test_many_jagged_leaves_keep_their_parts_apart(self) -> None:
+        x = torch.nested.nested_tensor(
+            [torch.ones(2), torch.ones(3)], layout=torch.jagged
+        )
+        tree = TensorDict({str(i): x * i for i in range(30)}, 2)
+        for td in [tree, tree.consolidate(), tree.share()]:
+            for back in [td, pickle.loads(pickle.dumps(td)), pickle.loads(sent(td))]:
+                firsts = [int(back[str(i)].values()[0]) for i in range(30)]
+                assert firsts == list(range(30))
+
     def test_jagged_rows_stay_together(self) -> None:
         a = torch.nested.nested_tensor(
             [torch.ones(2), torch.ones(3)], layout=torch.jagged

@@ -97,6 +97,19 @@ def test_no_data_is_read(
     assert "3.91 KiB" in show(path)
 
 
+@every_format
+def test_pickles_are_left_alone(format: Any, tmp_path: Path) -> None:
+    path = tmp_path / FORMATS[format]
+    entries = {"s": type, "d": NonTensorData([type]), "rows": [type, "a", None]}
+    tdfunc.save(TensorDict(entries, 3), path, format=format, allow_pickle=True)
+
+    text = "\n".join(lines(show(path)))
+
+    assert "s static <pickled>" in text
+    assert "<pickled>" in text.partition("d static")[2].splitlines()[0]
+    assert "<pickled>" in text.partition("rows ")[2].splitlines()[0]
+
+
 def test_depth_leaves_out_what_is_below(tmp_path: Path) -> None:
     tree().save(tmp_path / "x")
 

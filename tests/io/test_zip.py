@@ -22,7 +22,7 @@ from tdfunc.io import _zip
 from tests.io.archives import load, meta_of, outline, zipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ class Parts:
             "packed": len(self.data),
             "size": len(self.data),
         }
-        head = {**common, **self.local}
+        head: dict[str, Any] = {**common, **self.local}
         local = struct.pack(
             "<4s5H3I2H",
             *(head.get("sign", b"PK\3\4"), 20, head["flags"], head["method"], 0, 33),
@@ -74,8 +74,8 @@ class Parts:
             *(len(self.name), len(self.extra)),
         )
         local += head.get("name", self.name) + self.extra + self.data
-        head = {"made": 3 << 8, "mode": 0, "disk": 0, "offset": 0, **common}
-        head |= self.central
+        head = {"made": 3 << 8, "mode": 0, "disk": 0, "offset": 0}
+        head |= {**common, **self.central}
         name = head.get("name", self.name)
         central = struct.pack(
             "<4s6H3I5H2I",
@@ -300,7 +300,7 @@ class TestHeaders:
 
 
 @contextmanager
-def little_memory(most: int) -> Iterator[None]:
+def little_memory(most: int) -> Generator[None]:
     """Check that neither Python nor the process takes more meanwhile."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
