@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -602,8 +602,43 @@ def _check_takes(format: str, **given: str | None) -> None:
 # Reading
 
 
-def _load(  # noqa: PLR0913 - the options of a file
+def _load(
     path: FileName,
+    formats: tuple[str, ...],
+    separator: str | None,
+    *,
+    keys: Iterable[Key | Path] | None = None,
+    cls: RecordClasses | None = None,
+    **options: Any,
+) -> Any:
+    """Load a tree; once more if it was replaced by another one meanwhile."""
+    file = as_file(path)
+    if isinstance(keys, Iterator):
+        keys = list(keys)
+    for left in reversed(range(_TRIES)):
+        before = _identity(file)
+        try:
+            return _load_once(file, formats, separator, keys=keys, cls=cls, **options)
+        except (FileFormatError, FileNotFoundError):
+            if not left or _identity(file) in (before, None):
+                raise
+    raise AssertionError  # the last try returns or raises
+
+
+_TRIES = 50
+
+
+def _identity(file: FilePath) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    # Numbers of files are given again: the time tells two of them apart.
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _load_once(  # noqa: PLR0913 - the options of a file
+    file: FilePath,
     formats: tuple[str, ...],
     separator: str | None,
     *,
@@ -615,7 +650,6 @@ def _load(  # noqa: PLR0913 - the options of a file
     verify: bool = False,
     progress: bool = False,
 ) -> Any:
-    file = as_file(path)
     where = as_path(subpath) if subpath != () else ()
     wanted = None if keys is None else _as_paths(keys)
     classes = _as_classes(cls)

@@ -331,11 +331,11 @@ def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> An
         draft = Draft(path)
         for key, entry in below.entries.items():
             if (
-                type(entry) is Array
+                isinstance(entry, Array)
                 and not entry.unbatched
                 and draft.take(key, entry.tensor, size, Node._plain)
             ):
-                continue  # a plain tensor, the short way
+                continue
             here = (*path, key)
             if isinstance(entry, Level):
                 node = nodes.pop(id(entry))
