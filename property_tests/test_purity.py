@@ -639,11 +639,27 @@ def in_folder(
     return just(run)
 
 
+def built(td: Any, path: Path) -> Any:
+    """Write a tree through a builder, with one more dim."""
+    builder = tdfunc.memmap_like(td, path, batch_size=[2, *td.batch_size])
+    builder.write(1, td)
+    return builder.finish(partial=True)
+
+
+def appended(td: Any, path: Path) -> None:
+    """Append a tree to its own file."""
+    rows = td[None]
+    rows.save(path)
+    tdfunc.append_memmap(path, rows)
+
+
 OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     # io._files
     "save": in_folder(TensorDict.save),
     "save_async": in_folder(lambda td, path: td.save_async(path).result()),
     "memmap": in_folder(TensorDict.memmap),
+    "memmap_like": in_folder(built),
+    "append_memmap": in_folder(appended),
     "save_safetensors": in_folder(tdfunc.save_safetensors),
     "load": in_folder(lambda td, path: td.save(path) or tdfunc.load(path)),
     "random.normal_like": lambda draw, td: (random.normal_like, key_for(draw), td),

@@ -381,6 +381,25 @@ class TestTogether:
         assert (found == found[:, :1]).all()
         assert sorted(found[:, 0].tolist()) == [1.0] * 20 + [2.0] * 20 + [3.0] * 20
 
+    def test_loads_while_it_grows(self, tmp_path: Path) -> None:
+        td = TensorDict({"x": torch.arange(4), "n": {"m": {"y": torch.arange(4)}}}, 4)
+        td.save(tmp_path / "d")
+
+        def work() -> None:
+            for _ in range(60):
+                append_memmap(tmp_path / "d", td)
+
+        worker = children.start(work)
+        count = 0
+        while count < 61 * 4:
+            found = load(tmp_path / "d")
+            assert found.batch_size[0] >= count
+            count = found.batch_size[0]
+            expected = torch.arange(4).repeat(count // 4)
+            assert torch.equal(found["x"], expected)
+            assert torch.equal(found["n", "m", "y"], expected)
+        assert children.end(worker) == 0
+
     def test_a_reader_in_another_process(self, tmp_path: Path) -> None:
         plain(50_000).save(tmp_path / "d")
         code = """
