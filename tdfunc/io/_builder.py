@@ -22,6 +22,7 @@ import fcntl
 import os
 import stat
 import time
+import weakref
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -156,14 +157,14 @@ def memmap_like(
         )
     file = as_file(path)
     plan = _Plan(like, batch_size)
-    while resume:
-        try:
+    if resume:
+        with suppress(MissingFileError):
             return _resumed(plan, file, durable=durable)
-        except MissingFileError:
-            # Another process may do the same at this moment.
-            with suppress(TargetExistsError):
-                _create(plan, file, overwrite=False, durable=durable)
-    _create(plan, file, overwrite=overwrite, durable=durable)
+        # Another process may do the same at this moment.
+        with suppress(TargetExistsError):
+            _create(plan, file, overwrite=False, durable=durable)
+    else:
+        _create(plan, file, overwrite=overwrite, durable=durable)
     return _resumed(plan, file, durable=durable)
 
 
@@ -204,6 +205,8 @@ class Builder:
         self._durable = durable
         self._lock = Lock()
         self._stack = ExitStack()
+        # At the latest when nobody has it any more; what was not flushed is lost then.
+        weakref.finalize(self, self._stack.close).atexit = False
         self._stack.callback(os.close, root)
         self._root = root
         self._walk = self._stack.enter_context(_Walk(root, str(path)))
@@ -561,12 +564,15 @@ def _hollow(like: Any) -> Any:
         if not isinstance(kid, int) or not (kid >= 0 or kid <= ROWS):
             continue
         leaf = leaves[lo]
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is torch.sparse_coo:
-            continue
-        if leaf.is_nested:
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
             refused.append(f"{show_path(path)} is a jagged tensor")
             continue
-        one = torch.zeros((), dtype=leaf.dtype)
+        dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+        if not dense or leaf.is_quantized:
+            continue  # no file has it, as is found soon
+        # Every dtype has this, and torch warns of none.
+        raw = torch.empty(leaf.dtype.itemsize, dtype=torch.uint8)
+        one = raw.view(leaf.dtype).reshape(())
         if kid <= ROWS:
             one = torch.tensor((*values[slo].codes, 0)[0])
         leaves[lo] = one.expand(leaf.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -185,8 +186,35 @@ class TestRoundTrip:
             pass
         with pytest.raises(StructureError):
             memmap_like(plain(4), tmp_path / "b", resume=True)
+        (tmp_path / "b" / BUILDING / "x.log").write_text("[]\n")
+        with pytest.raises(FileFormatError):
+            memmap_like(plain(3), tmp_path / "b", resume=True)
+        dropped = memmap_like(plain(3), tmp_path / "c")
+        dropped.write(..., plain(3))
+        del dropped
+        gc.collect()
         assert open_files() == before
         assert kept.batch_size == (3,)
+
+    def test_a_deep_tree(self, tmp_path: Path) -> None:
+        td = plain(2)
+        for _ in range(300):
+            td = TensorDict({"n": td}, 2)
+        builder = memmap_like(td, tmp_path / "d")
+        builder.write([1, 0], td[[1, 0]])
+        assert_equal(builder.finish(), td)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_every_dtype(self, tmp_path: Path, count: int) -> None:
+        names = ["float8_e4m3fn", "float4_e2m1fn_x2", "complex32", "uint64", "bool"]
+        raw = torch.arange(count * 16, dtype=torch.uint8).view(count, 16) % 2
+        td = TensorDict({n: raw.view(getattr(torch, n)) for n in names}, count)
+        builder = memmap_like(td, tmp_path / "d")
+        for row in range(count):
+            builder.write(row, td[row])
+        made = builder.finish()
+        for name in names:
+            assert torch.equal(made[name].view(torch.uint8), raw)
 
 
 class TestPeer:
@@ -327,6 +355,9 @@ class TestChecks:
         builder = memmap_like(plain(2), tmp_path / "d")
         with pytest.raises(InvalidLeafError):
             builder.write(0, {"x": 1})  # pyright: ignore[reportArgumentType]
+        sparse = TensorDict({"x": torch.zeros(2, 2).to_sparse()}, 2)
+        with pytest.raises(InvalidLeafError, match="dense"):
+            memmap_like(sparse, tmp_path / "e")
         with pytest.raises(InvalidLeafError, match="meta"):
             builder.write(..., plain(2).to("meta"))
 
