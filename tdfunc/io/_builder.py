@@ -225,6 +225,7 @@ class Builder:
         self._pid = os.getpid()
         self._log = os.open(f"{token_hex(16)}{_LOG}", _NEW, 0o666, dir_fd=self._record)
         self._log_size = 0
+        self._last = 0
         self._stack.callback(os.close, self._log)
 
     def write(self, index: Index, td: Node) -> None:
@@ -324,7 +325,9 @@ class Builder:
 
     def _note(self, event: dict[str, Any]) -> None:
         """Write a line of the log, whole or not at all."""
-        raw = dumps({"at": time.time_ns(), **event}) + b"\n"
+        # In order also when the clock is set back.
+        self._last = max(time.time_ns(), self._last + 1)
+        raw = dumps({"at": self._last, **event}) + b"\n"
         os.ftruncate(self._log, self._log_size)
         _write_at(self._log, memoryview(raw), self._log_size)
         if self._durable:
@@ -438,6 +441,7 @@ class Builder:
                 return
             try:
                 if not self._is_finished():
+                    self._after_fork()
                     self._flush()
             finally:
                 self._close()
@@ -462,8 +466,11 @@ class Builder:
                 f"{self.path}: another builder has finished this tree, or begun anew",
                 fix="load(path)",
             )
+        self._after_fork()
+
+    def _after_fork(self) -> None:
+        """Leave to the parent what was written before a fork, and its log."""
         if self._pid != os.getpid():
-            # A fork: what was written before is for the parent to note.
             self._fresh, self._values = [], []
             self._begin_log()
 

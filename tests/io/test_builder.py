@@ -722,6 +722,7 @@ class TestTogether:
             builder.flush()
 
         children.run(child)
+        children.run(builder.close)
         other = memmap_like(plain(6), tmp_path / "d", resume=True)
         assert other.done() == [range(2, 4)]
         builder.write(slice(4, 6), plain(6)[4:])
