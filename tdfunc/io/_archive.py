@@ -74,6 +74,8 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
         new_file(path, overwrite=options.overwrite, durable=options.durable) as to,
         Writer(to) as out,
     ):
+        options.ready()
+        counted: set[int] = set()
         for name, (_, content) in zip(names, files, strict=True):
             if isinstance(content, bytes):
                 out.store(name, content, align=False)
@@ -83,7 +85,9 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
                 out.store(name, data, align=True)
             else:
                 out.stream(name, _cut(data), len(data), method)
-            options.progress(len(data))
+            if id(content) not in counted:  # at two places, it is one tensor
+                counted.add(id(content))
+                options.progress(len(data))
 
 
 def method_of(compression: Compression | None) -> int:

@@ -114,6 +114,7 @@ def write(level: Level, path: FilePath, options: WriteOptions) -> None:
     with new_file(
         path, overwrite=options.overwrite, durable=options.durable
     ) as descriptor:
+        options.ready()
         write_all(descriptor, _buffers(arrays, counts, options.progress))
         write_all(descriptor, [block, trailer, length])
 

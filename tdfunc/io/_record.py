@@ -250,7 +250,7 @@ def _text(value: str | None) -> Any:
 
 
 def outline_of(
-    record: Any, arrays: Sequence[Array], name: str, *, allow_pickle: bool
+    record: Any, arrays: Sequence[Array], name: str, *, allow_pickle: bool | None
 ) -> Level:
     """Return the tree of a record whose arrays are found, to be checked as one.
 
@@ -275,7 +275,12 @@ def outline_of(
 class _Reader:
     """Levels of a record."""
 
-    def __init__(self, arrays: Sequence[Array], name: str, allow_pickle: bool) -> None:  # noqa: FBT001 - private
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        name: str,
+        allow_pickle: bool | None,  # noqa: FBT001 - private
+    ) -> None:
         self.arrays = arrays
         self.name = name
         self.allow_pickle = allow_pickle

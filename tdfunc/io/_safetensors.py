@@ -179,6 +179,7 @@ def write(level: Level, path: FilePath, options: WriteOptions) -> None:
     with new_file(
         path, overwrite=options.overwrite, durable=options.durable
     ) as descriptor:
+        options.ready()
         start = [len(raw).to_bytes(_LENGTH, "little"), raw]
         write_all(descriptor, _buffers(start, tensors, options.progress))
 
