@@ -1,6 +1,6 @@
 """Train an ensemble of digit classifiers at once, as one tree of parameters.
 
-Functions are for one member, `stack` and `vmap` for all; randomness is from seeds.
+What is learned is written for one member, and mapped over all; seeds decide all draws.
 """
 
 import argparse
@@ -11,12 +11,13 @@ from sklearn.datasets import load_digits
 from torch import nn
 from tqdm import trange
 
-from tdfunc import TensorDict, from_module, grad_and_value, stack, vmap
-from tdfunc.func import functional_call
+from tdfunc import TensorDict, grad_and_value, optim, random, vmap
+from tdfunc.nn import EnsembleModule, TensorDictModule
 
 BATCH, RATE, GOAL = 64, 1e-2, 0.97
 with torch.device("meta"):  # structure without memory: the weights are in trees
-    NET = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    MLP = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+NET = TensorDictModule(MLP, in_keys=["image"], out_keys=["logits"])
 
 
 def load_rows(seed: int) -> tuple[TensorDict, TensorDict]:
@@ -28,46 +29,31 @@ def load_rows(seed: int) -> tuple[TensorDict, TensorDict]:
     return rows[order[360:]], rows[order[:360]]
 
 
-def init(generator: torch.Generator) -> TensorDict:
-    """Return the training state of one member: random parameters, Adam's moments."""
-    params = from_module(NET).apply(
-        lambda x: torch.randn(x.shape, generator=generator) / x.shape[-1] ** 0.5
-    )
-    return TensorDict(params=params, mean=params * 0, square=params * 0, count=0.0)
-
-
 def loss(params: TensorDict, rows: TensorDict) -> torch.Tensor:
     """Return the loss of one member on a batch of rows."""
-    logits = functional_call(NET, params, rows["image"])
+    logits = NET(params, rows)["logits"]
     return nn.functional.cross_entropy(logits, rows["label"], label_smoothing=0.1)
 
 
-def adam(state: TensorDict, grads: TensorDict, rate: float) -> TensorDict:
-    """Return the training state of one member, or of all, after a step of Adam."""
-    count = state["count"] + 1  # of shape [members], aligned with the batch of trees
-    mean = state["mean"] * 0.9 + grads * 0.1
-    square = state["square"] * 0.999 + grads**2 * 0.001
-    scale = (square / (1 - 0.999**count)).apply(torch.sqrt) + 1e-8
-    params = state["params"] - mean / (1 - 0.9**count) / scale * rate
-    return state.replace(params=params, mean=mean, square=square, count=count)
-
-
-def train(rows: TensorDict, seeds: range, steps: int) -> TensorDict:
-    """Return the parameters of one trained member for each seed, stacked."""
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    state = stack([init(g) for g in generators])  # batch size [members]
+def train(rows: TensorDict, key: torch.Tensor, members: int, steps: int) -> TensorDict:
+    """Return the parameters of trained members, stacked: batch size [members]."""
+    for_params, for_batches = random.split(key)
+    params = EnsembleModule(NET, members).init(for_params)
+    keys = random.split(for_batches, members)
+    tx = optim.adam(optim.linear(RATE, 0.0, steps))
+    state = tx.init(params)
     for step in (progress := trange(steps, desc="train")):
-        orders = [torch.randperm(len(rows), generator=g) for g in generators]
-        batch = rows[torch.stack(orders)[:, :BATCH]]  # batch size [members, BATCH]
-        grads, losses = vmap(grad_and_value(loss))(state["params"], batch)
-        state = adam(state, grads, RATE * (1 - step / steps))
+        orders = random.permutation(random.fold_in(keys, step), len(rows))
+        batch = rows[orders[:, :BATCH]]  # batch size [members, BATCH]
+        grads, losses = vmap(grad_and_value(loss))(params, batch)
+        params, state = optim.step(tx, grads, state, params)
         progress.set_postfix(loss=f"{losses.mean():.3f}", refresh=False)
-    return state["params"]
+    return params
 
 
 def judge(params: TensorDict, rows: TensorDict) -> TensorDict:
     """Return the rows with votes [members], guess and doubt of the ensemble."""
-    logits = vmap(lambda member: functional_call(NET, member, rows["image"]))(params)
+    logits = EnsembleModule(NET, len(params))(params, rows)["logits"]
     probs, entropy = logits.softmax(-1), torch.special.entr  # [members, rows, 10]
     mean = probs.mean(0)
     # Mutual information of label and member, in nats: 0 where all members agree.
@@ -102,10 +88,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # each step is so small that more would only cost
     train_rows, test_rows = load_rows(args.seed)
-    seeds = range(1000 * args.seed, 1000 * args.seed + args.members)
-    rows = judge(train(train_rows, seeds, args.steps), test_rows)
-    for seed, votes in zip(seeds, rows["votes"].T, strict=True):
-        print(f"member {seed}: {(votes == rows['label']).float().mean():.4f}")
+    params = train(train_rows, random.key(args.seed), args.members, args.steps)
+    rows = judge(params, test_rows)
+    for member, votes in enumerate(rows["votes"].unbind(-1)):
+        print(f"member {member}: {(votes == rows['label']).float().mean():.4f}")
     score = (rows["guess"] == rows["label"]).float().mean().item()
     verdict = "reaches" if score >= GOAL else "misses"
     print(f"ensemble: {score:.4f}, {verdict} the goal of {GOAL}")

@@ -8,9 +8,17 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import assume, given
 from torch import nn
+from torch.distributions import Normal
 
 from tdfunc import TensorDict, random
-from tdfunc.nn import EnsembleModule, TensorDictModule, TensorDictSequential
+from tdfunc.errors import OptionError
+from tdfunc.nn import (
+    EnsembleModule,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from tdfunc.testing import assert_equal, assert_pure, tensordicts
 
 # Few, so that modules read what others wrote; one inside a node.
@@ -153,3 +161,97 @@ def test_writing_outputs_is_setting_entries(
     module = TensorDictModule(lambda: [value] * len(paths), [], paths)
 
     assert_equal(expected, module(None, td))
+
+
+@given(sequences(), seeds, st.data())
+def test_two_parts_in_a_row_are_the_whole(
+    seq: TensorDictSequential, key: Any, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(seq)))
+    first, second = seq[:cut], seq[cut:]
+    params, td = seq.init(key), inputs(seq)
+    step = first(first.project(params), td, key=key)
+
+    assert_equal(
+        seq(params, td, key=key), second(second.project(params), step, key=key)
+    )
+
+
+@given(sequences(), seeds, st.data())
+def test_a_subsequence_by_inputs_needs_no_others(
+    seq: TensorDictSequential, key: Any, data: st.DataObject
+) -> None:
+    """It may read what modules that are left out would have written."""
+    have = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
+    try:
+        part = seq.select_subsequence(in_keys=have)
+    except OptionError:
+        assert not any(set(m.in_keys) <= set(have) for m in _ends(seq))
+        return
+    td = inputs(seq).exclude(*KEYS)
+    for i, path in enumerate(have):
+        td = td.set(path, torch.arange(3.0) + i)
+
+    assert set(part.in_keys) <= set(have)
+    out = part(part.project(seq.init(key)), td, key=key)
+    assert set(part.out_keys) <= set(out.keys(True))
+
+
+@given(sequences(), seeds, st.data())
+def test_an_edit_is_undone_by_its_opposite(
+    seq: TensorDictSequential, key: Any, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(seq)))
+    more = seq.insert(at, TensorDictModule(Mix(1), [seq.in_keys[0]], ["new"]), "more")
+    params, td = seq.init(key), inputs(seq)
+    whole = seq(params, td, key=key)
+
+    assert (*seq.names[:at], "more", *seq.names[at:]) == more.names
+    assert_equal(whole, more.drop("more")(params, td, key=key))
+    assert_equal(whole, seq.replace(0, seq[0])(params, td, key=key))
+
+
+def unit(read: Any, write: Any) -> ProbabilisticTensorDictModule:
+    return ProbabilisticTensorDictModule(
+        {"loc": read},
+        [write],
+        distribution_class=Normal,
+        distribution_kwargs={"scale": 2.0},
+        return_log_prob=True,
+        default_interaction_type="random",
+    )
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5), seeds, st.data())
+def test_log_probabilities_of_a_chain_add_up(
+    draws: list[bool], key: Any, data: st.DataObject
+) -> None:
+    """Whatever the modules are, and in every part of the sequence."""
+    draws[data.draw(st.integers(0, len(draws) - 1))] = True
+    modules = [
+        unit(f"h{i}", f"h{i + 1}")
+        if drawn
+        else TensorDictModule(torch.tanh, [f"h{i}"], [f"h{i + 1}"])
+        for i, drawn in enumerate(draws)
+    ]
+    seq = ProbabilisticTensorDictSequential(*modules, return_composite=True)
+    td = TensorDict({"h0": torch.arange(3.0)}, 3)
+    out = seq(None, td, key=key)
+    terms = {
+        f"h{i + 1}_log_prob": Normal(out[f"h{i}"], 2.0).log_prob(out[f"h{i + 1}"])
+        for i, drawn in enumerate(draws)
+        if drawn
+    }
+    found = assert_pure(seq.log_prob, None, out)
+
+    assert set(terms) == set(found.keys())
+    for name, term in terms.items():
+        torch.testing.assert_close(term, found[name])
+        torch.testing.assert_close(term, out[name])
+    stop = data.draw(st.integers(0, len(draws)))
+    part: Any = seq[:stop]
+    assert isinstance(part, ProbabilisticTensorDictSequential) is any(draws[:stop])
+    if any(draws[:stop]):
+        few = part.log_prob(None, out)
+        for name in few.keys():  # noqa: SIM118 - a tree
+            torch.testing.assert_close(terms[name], few[name])

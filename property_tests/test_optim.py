@@ -181,3 +181,24 @@ def test_clipping_by_norm_bounds_it_and_keeps_the_direction(
     norm = td.global_norm().item()
     assert updates.global_norm().item() <= most * (1 + 1e-9)
     near(updates, td * min(1.0, most / norm if norm else 1.0))
+
+
+@given(td=parameters(), data=st.data())
+def test_an_average_by_path_is_that_of_each_leaf(
+    td: TensorDict, data: st.DataObject
+) -> None:
+    paths = td.keys(True, True)
+    taus = {
+        path: data.draw(st.floats(0, 1)) for path in paths if data.draw(st.booleans())
+    }
+    rest = data.draw(st.floats(0, 1))
+    online = td * 3 - 1
+
+    got = assert_pure(
+        tdfunc.polyak, td, online, {**({"**": rest} if paths else {}), **taus}
+    )
+
+    assert_valid(got)
+    for path in paths:
+        tau = taus.get(path, rest)
+        near(got[path], td[path] + tau * (online[path] - td[path]))

@@ -690,7 +690,7 @@ def operations() -> Iterator[str]:
 
 
 # These take a module, and have a test of their own below.
-OF_MODULES = {"from_module", "from_modules", "functional_call"}
+OF_MODULES = {"from_module", "from_modules", "functional_call", "to_module"}
 # These return no tree and take none.
 HELPERS = {
     *(
@@ -772,8 +772,17 @@ def test_what_takes_a_module_leaves_it_alone(name: str, rows: int, shift: int) -
     assert_valid(params)
     assert_valid(stacked)
     assert_pure(tdfunc.func.functional_call, module, params, (x,))
+    assert_pure(_call_in_block, module, params, x)
     weights = tdfunc.from_module(module, params_only=True)
     assert_pure(torch.func.grad(_loss), weights, module, x)
+
+
+def _call_in_block(
+    module: torch.nn.Module, params: TensorDict, x: torch.Tensor
+) -> torch.Tensor:
+    """What the block writes into buffers goes into the copies."""
+    with params.clone().to_module(module):
+        return module(x)
 
 
 def _loss(

@@ -339,6 +339,7 @@ from tdfunc.func import linearize as linearize
 from tdfunc.func import partition as partition
 from tdfunc.func import scan as scan
 from tdfunc.func import stop_gradient as stop_gradient
+from tdfunc.func import to_module as to_module
 from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
@@ -630,6 +631,7 @@ __all__ = [
     "from_modules",
     "in_dims",
     "partition",
+    "to_module",
     "bfloat16",
     "bool",
     "cpu",

@@ -48,7 +48,7 @@ from tdfunc._ops import (
 from tdfunc._ops import at as _at
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
-from tdfunc.func import _modules
+from tdfunc.func import _modules, _swap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -518,3 +518,4 @@ class TensorDict(Tree, plain=True):
     fromkeys = staticmethod(create.fromkeys)
     from_module = staticmethod(_modules.from_module)
     from_modules = staticmethod(_modules.from_modules)
+    to_module = _swap.to_module

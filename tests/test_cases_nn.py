@@ -74,6 +74,11 @@ def test_b37_ties_hold_through_a_step_and_in_an_ensemble() -> None:
     ensemble = EnsembleModule(TIED, 3)
     members = ensemble.init(random.key(0))
     assert 1 == len(members._leaves)
+    target = params.polyak(step, {"**": 0.5})
+    assert 1 == len(target._leaves)  # a target has the tie too
+    torch.testing.assert_close(
+        (params + step)["a", "weight"] / 2, target["a", "weight"]
+    )
     w = members["a", "weight"]
     twice = torch.stack([ONES @ w[i].T @ w[i].T for i in range(3)])
     torch.testing.assert_close(twice, ensemble(members, x=ONES))
@@ -112,6 +117,17 @@ def test_b40_one_tree_serves_actor_critic_and_ensemble() -> None:
         assert id(leaf) == old
         assert torch.equal(value, leaf)
 
+    target = actor.project(params) * 0
+    online = target + 1
+    moved = tdfunc.polyak(target, online, {"enc/**": 0.01, "head/**": 0.1})
+    for part, tau in (("enc", 0.01), ("head", 0.1)):
+        for x in moved[part]._leaves:
+            torch.testing.assert_close(x, torch.full_like(x, tau))
+    with pytest.raises(OptionError, match=r"td\['value', 'bias'\]"):
+        tdfunc.polyak(params, params, {"enc/**": 0.01, "head/**": 0.1})
+    with pytest.raises(MissingKeyError, match="value/"):
+        tdfunc.polyak(target, online, {"**": 0.01, "value/**": 0.1})
+
 
 def test_b41_targets_are_values() -> None:
     module = TensorDictModule(nn.Linear(2, 2), ["x"], ["y"])
@@ -122,8 +138,15 @@ def test_b41_targets_are_values() -> None:
 
     assert kept.equal(target)
     assert not kept.equal(params)
-    new = tdfunc.polyak(TensorDict({"w": [1.0]}), TensorDict({"w": [3.0]}), 0.005)
-    torch.testing.assert_close(torch.tensor([1.01]), new["w"])
+    old, followed = TensorDict({"w": [1.0]}), TensorDict({"w": [3.0]})
+    for tau in (0.005, {"w": 0.005}, 0, 1, {"w": 0}, {"w": 1}):
+        new = tdfunc.polyak(old, followed, tau)
+        rate = tau["w"] if isinstance(tau, dict) else tau
+        torch.testing.assert_close(torch.tensor([1 + 2.0 * rate]), new["w"])
+        assert new["w"].data_ptr() not in (
+            old["w"].data_ptr(),
+            followed["w"].data_ptr(),
+        )
 
     lazy = TensorDictModule(nn.LazyLinear(4), ["x"], ["y"])
     for read in (lazy.params, lambda: lazy.init(random.key(0))):

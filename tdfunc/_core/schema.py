@@ -36,6 +36,7 @@ from typing import (
 from tdfunc._core._torch import register_trace_constant
 from tdfunc._core.interning import InternTable
 from tdfunc._core.keys import check_key, short
+from tdfunc._core.picking import picked
 from tdfunc.errors import ImmutableError, InvalidKeyError
 
 if TYPE_CHECKING:
@@ -937,6 +938,17 @@ class Schema:
             )
         return self._remember(token, (parts[0], parts[1]))
 
+    def picked(
+        self, names: tuple[Path, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return which of the paths and patterns is for which leaf: see `picked`."""
+        token = ("picked", names)
+        known = self._memo.get(token)
+        if known is None:
+            found, unused = picked(self.paths(), names)
+            known = self._remember(token, (tuple(found), tuple(unused)))
+        return known
+
     def leaf_kids(self) -> tuple[int, ...]:
         """Return for every leaf its dims behind the batch dims of its *own* node."""
         known = self._memo.get("leaf_kids")
@@ -1559,6 +1571,7 @@ register_trace_constant(
         "parted",
         "path_ids",
         "paths",
+        "picked",
         "ranks",
         "rebased",
         "recoded",

@@ -7,6 +7,7 @@ are no numbers, do not count.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +19,23 @@ from tdfunc._core._torch import (
     foreach_works,
     is_tracing,
 )
+from tdfunc._core.keys import short
 from tdfunc._core.mismatch import check_same_entries
-from tdfunc._core.node import Node, NodeT
+from tdfunc._core.node import Node, NodeT, make
+from tdfunc._core.picking import named
+from tdfunc._core.statics import NO_STATICS
+from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.members import Members
 from tdfunc._ops.pieces import where
 from tdfunc._ops.pointwise import ternary
-from tdfunc.errors import NotFiniteError, OperandError, OptionError, show_path
+from tdfunc.errors import (
+    MissingKeyError,
+    NotFiniteError,
+    OperandError,
+    OptionError,
+    nearest,
+    show_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,12 +202,18 @@ def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
         target: the average; statics, names and dtypes of the result are its.
         online: the tree that it follows, with the same entries.
         tau: how far it moves: a number from 0 (not at all) to 1, or a tensor whose dims
-            align with the batch dims. What is in a tensor is not looked at.
+            align with the batch dims. What is in a tensor is not looked at. For parts
+            that move at rates of their own a mapping, nested or not, of keys or paths
+            (of leaves or of whole nodes), or of patterns such as ``"enc/**"`` and
+            ``"**/bias"``, to such numbers and tensors; later entries win.
 
     Raises:
+        MissingKeyError: a mapping names an entry that is not there.
         OperandError: `tau` or `online` is of another kind, or has a shape that is not,
-            or for `tau` does not broadcast to, that of `target`.
-        OptionError: `tau` is a number out of range.
+            or for `tau` does not broadcast to, that of `target`; a mapping for a tree
+            with a lazy stack.
+        OptionError: `tau` is a number out of range, or a mapping without an entry for
+            a leaf.
         StructureError: the trees do not have the same entries.
 
     References:
@@ -209,9 +227,15 @@ def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
         >>> target = TensorDict({"w": torch.tensor([0.0, 10.0])})
         >>> target.polyak(TensorDict({"w": torch.tensor([4.0, 10.0])}), 0.25)["w"]
         tensor([ 1., 10.])
+        >>> target = TensorDict(enc={"w": torch.zeros(2)}, head={"w": torch.zeros(2)})
+        >>> moved = target.polyak(target + 1, {"enc/**": 0.25, "head": 0.5})
+        >>> moved["enc", "w"].tolist(), moved["head", "w"].tolist()
+        ([0.25, 0.25], [0.5, 0.5])
     """
     if not isinstance(online, Node):
         raise _no_tree(online, "polyak")
+    if isinstance(tau, Mapping):
+        return _polyak_by_path(target, online, named(tau))
     _check_moves(target, online, tau)
     rows = target._schema.rows
     all_move = all(
@@ -221,6 +245,65 @@ def polyak(target: NodeT, online: Node, tau: Any) -> NodeT:
         ]
     )
     return ternary(target, online, tau, _moved, foreach_lerp if all_move else None)
+
+
+def _polyak_by_path(target: NodeT, online: Node, taus: dict[Path, Any]) -> NodeT:
+    """Return the average whose parts move at the rates that are for their paths."""
+    for tree in (target, online):
+        refuse_lazy(tree, "polyak with a mapping")
+    check_same_entries([target, online], _OTHER_ENTRIES)
+    size, schema, names = target.batch_size, target._schema, tuple(taus)
+    found, unused = schema.picked(names)
+    rows = frozenset(schema.rows)
+    _check_picked(schema.paths(), found, rows, names, unused)
+    leaves: list[Any] = list(target._leaves)
+    for at, tau in enumerate(taus.values()):
+        chosen = tuple([at == i and slot not in rows for slot, i in enumerate(found)])
+        if True in chosen:
+            part, slots = _part(target, chosen)
+            moved = polyak(part, _part(online, chosen)[0], tau)
+            for slot, leaf in zip(slots, moved._leaves, strict=True):
+                leaves[slot] = leaf
+    return make(schema, tuple(leaves), target._statics, size, target._names)
+
+
+def _part(td: Node, chosen: tuple[bool, ...]) -> tuple[Node, tuple[int, ...]]:
+    """Return the tree of some of the leaves, and which they are."""
+    size = td.batch_size
+    (schema, slots), _ = td._schema.parted(chosen)
+    leaves = tuple([td._leaves[i] for i in slots])
+    return make(schema, leaves, NO_STATICS, size, td._names), slots
+
+
+def _check_picked(
+    paths: Sequence[Path],
+    found: Sequence[int],
+    rows: frozenset[int],
+    names: Sequence[Path],
+    unused: Sequence[int],
+) -> None:
+    """Raise unless every name is for a leaf, and every leaf but rows has a name."""
+    if unused:
+        lost = [short(names[at]) for at in unused]
+        raise MissingKeyError(
+            "polyak: tau is for entries that are not there",
+            path=names[unused[0]],
+            expected=nearest(".".join(names[unused[0]]), map(".".join, paths)),
+            got=", ".join(map(repr, lost[:_SHOWN])),
+        )
+    bare = [paths[i] for i, at in enumerate(found) if at < 0 and i not in rows]
+    if bare:
+        more = f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else ""
+        raise OptionError(
+            "polyak: leaves have no tau",
+            path=bare[0],
+            expected="a number for every leaf",
+            got=f"none for {', '.join(map(show_path, bare[:_SHOWN]))}{more}",
+            fix='{"**": tau, ...}, for later entries win; 0 keeps a leaf',
+        )
+
+
+_OTHER_ENTRIES = "polyak: the trees have other entries"
 
 
 def _check_moves(target: Node, online: Node, tau: Any) -> None:
@@ -239,7 +322,7 @@ def _check_moves(target: Node, online: Node, tau: Any) -> None:
                 expected=f"a number, or a tensor that broadcasts to {list(size)}",
                 got=f"a tensor of shape {list(shape)}",
             )
-    check_same_entries([target, online], "polyak: the trees have other entries")
+    check_same_entries([target, online], _OTHER_ENTRIES)
     rows, others = _leaves(target), [x for _, x in _leaves(online)]
     _check_shapes(rows, others, "polyak")
     for (path, x), y in zip(rows, others, strict=True):

@@ -21,6 +21,7 @@ from tdfunc.func._modules import from_modules as from_modules
 from tdfunc.func._modules import functional_call as functional_call
 from tdfunc.func._partition import combine as combine
 from tdfunc.func._partition import partition as partition
+from tdfunc.func._swap import to_module as to_module
 from tdfunc.func._vmap import vmap as vmap
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "partition",
     "scan",
     "stop_gradient",
+    "to_module",
     "vjp",
     "vmap",
     "while_loop",

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, NodeT, make, missing
+from tdfunc._core.picking import named
 from tdfunc._core.statics import NO_STATICS
 from tdfunc._core.tree import refuse_lazy
 from tdfunc._ops.restructure import merge
 from tdfunc.errors import OptionError, StructureError, show_path
-
-if TYPE_CHECKING:
-    from tdfunc.typing import Path
 
 __all__ = ["combine", "partition"]
 
@@ -51,8 +48,9 @@ def partition(td: NodeT, predicate: Predicate) -> tuple[NodeT, NodeT]:
             - a dtype;
             - a kind of dtype: ``"floating"``, ``"complex"``, ``"inexact"`` (both),
               ``"integer"`` or ``"bool"``;
-            - a mapping of keys or paths (of leaves or whole nodes) to bools, or a
-              nested mapping; what it does not name goes to the rest;
+            - a mapping of keys or paths (of leaves or whole nodes), or of patterns
+              such as ``"enc/**"`` and ``"**/bias"``, to bools, or a nested mapping;
+              later entries win, and what it does not name goes to the rest;
             - a tree with the entries of `td` and bools as leaves.
 
     Raises:
@@ -123,20 +121,14 @@ def decided(td: Node, predicate: Any) -> list[bool]:
 
 
 def _by_mapping(td: Node, mapping: Mapping[Any, Any]) -> list[bool]:
-    flags: list[bool] = [False] * td._schema.n
-    pending: list[tuple[Path, Mapping[Any, Any]]] = [((), mapping)]
-    while pending:
-        prefix, level = pending.pop()
-        for key, value in level.items():
-            path = (*prefix, *as_path(key))
-            found = td._schema.find(path)
-            if found is None:
-                raise missing(
-                    td, path, "td.keys(leaves_only=True) has all that can be named"
-                )
-            if isinstance(value, Mapping):
-                pending.append((path, value))
-            else:
-                for slot in range(found.lo, found.hi):
-                    flags[slot] = bool(value)
-    return flags
+    flags = named(mapping)
+    names, schema = tuple(flags), td._schema
+    found, unused = schema.picked(names)
+    for at in unused:
+        # What names a static, or a node without tensors, is there.
+        if schema.find(names[at]) is None:
+            raise missing(
+                td, names[at], "td.keys(leaves_only=True) has all that can be named"
+            )
+    values = (*flags.values(), False)
+    return [bool(values[at]) for at in found]

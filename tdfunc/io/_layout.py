@@ -22,6 +22,7 @@ from tdfunc._core.schema import ROWS, STATIC, UNBATCHED
 from tdfunc._core.statics import Statics
 from tdfunc._ops.members import Members, lazy_node
 from tdfunc.errors import (
+    FileFormatError,
     InvalidLeafError,
     MissingKeyError,
     PathThroughLeafError,
@@ -324,8 +325,11 @@ def tree_of(level: Level) -> Any:
             continue
         draft = Draft(path)
         for key, entry in below.entries.items():
-            plain = type(entry) is Array and not entry.unbatched
-            if plain and draft.take(key, entry.tensor, size, Node._plain):
+            if (
+                isinstance(entry, Array)
+                and not entry.unbatched
+                and draft.take(key, entry.tensor, size, Node._plain)
+            ):
                 continue
             here = (*path, key)
             if isinstance(entry, Level):
@@ -350,19 +354,44 @@ def _part_of(
             raise misfit(path, codes.shape, size)
         kind = ROWS - (codes.dim() - len(size))
         return Part(kind, 0, (codes,), Statics((table,)))
-    tensor = _joined(entry) if isinstance(entry, Jagged) else entry.tensor
+    tensor = _joined(entry, path) if isinstance(entry, Jagged) else entry.tensor
     if isinstance(entry, Array) and entry.unbatched:
         return Part(UNBATCHED, 0, (), Statics((tensor,)))
     return as_part(tensor, path, size, Node._plain)
 
 
-def _joined(entry: Jagged) -> torch.Tensor:
+def _joined(entry: Jagged, path: Path) -> torch.Tensor:
     values: Any = entry.values.tensor
-    offsets = entry.offsets.tensor
+    offsets: Any = entry.offsets.tensor
     lengths = None if entry.lengths is None else entry.lengths.tensor
+    fits = 0 < entry.ragged_dim <= values.dim() and _are_rows(
+        offsets, lengths, values.shape[entry.ragged_dim - 1]
+    )
+    if not fits:
+        # torch does not look, and reads what lies behind the values.
+        raise FileFormatError(
+            "the rows of this jagged tensor do not lie in its values",
+            path=path,
+            expected=f"offsets that grow from 0 on, in values {list(values.shape)}",
+            got=f"{list(offsets.shape)} offsets, ragged dim {entry.ragged_dim}",
+        )
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, lengths, jagged_dim=entry.ragged_dim
     )
+
+
+def _are_rows(offsets: torch.Tensor, lengths: torch.Tensor | None, count: int) -> bool:
+    kinds = {torch.int32, torch.int64}
+    if offsets.dim() != 1 or not offsets.numel() or offsets.dtype not in kinds:
+        return False
+    rows = offsets[1:] - offsets[:-1]
+    least = rows if lengths is None else lengths
+    if least.shape != rows.shape or least.dtype not in kinds:
+        return False
+    if offsets.device.type == "meta":
+        return True
+    inside = int(offsets[0]) >= 0 and int(offsets[-1]) <= count
+    return inside and bool(((least >= 0) & (least <= rows)).all())
 
 
 def iter_levels(level: Level) -> Iterator[tuple[Path, Level]]:

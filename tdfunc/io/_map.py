@@ -174,14 +174,15 @@ def tensors_in(descriptor: int, places: Sequence[_TensorPlace]) -> list[torch.Te
     return out
 
 
-def tensors_of(files: Sequence[_FilePlace]) -> list[torch.Tensor]:
+def tensors_of(files: Iterable[_FilePlace]) -> list[torch.Tensor]:
     """Return the tensors that files hold from their first byte on, as `tensors_in`.
 
     Each file is opened, mapped or read, and closed; small ones share buffers. Links are
     not followed.
 
     Args:
-        files: descriptor of the directory, name in it, dtype and shape of each.
+        files: descriptor of the directory, name in it, dtype and shape of each; each
+            is asked for when it is its turn.
 
     Raises:
         FileFormatError: a file is not there, is no regular file, or too short.

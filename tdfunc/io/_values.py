@@ -40,6 +40,7 @@ __all__ = [
     "is_plain",
     "loads",
     "to_json",
+    "unpickle",
 ]
 
 _TAG, _PARTS = "$", "v"
@@ -181,6 +182,28 @@ def from_json(data: Any, *, allow_pickle: bool, name: str) -> Any:
         ) from error
 
 
+def unpickle(raw: bytes, *, allow_pickle: bool, name: str) -> Any:
+    """Return the value of a pickle in a file; the only place that reads one.
+
+    Raises:
+        PickleRefusedError: that is not allowed.
+        FileFormatError: this is no pickle, or what it is of can not be made.
+    """
+    if not allow_pickle:
+        raise PickleRefusedError(
+            f"{name}: a value was pickled",
+            expected="no pickle, which runs what it is told to",
+            fix="load(path, allow_pickle=True), if you trust the file",
+        )
+    try:
+        return pickle.loads(raw)  # noqa: S301 - asked for by the caller
+    except Exception as error:
+        # What a pickle runs raises what it likes.
+        raise FileFormatError(
+            f"{name}: a pickle can not be read", got=repr(error)
+        ) from error
+
+
 def _shown(value: Any) -> str:
     text = ascii(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
@@ -282,23 +305,13 @@ def _decoded(data: Any, *, allow_pickle: bool, name: str) -> Any:
     if data.keys() != {_TAG, _PARTS}:
         raise FileFormatError(f"{name}: a tagged value has no parts", got=_shown(data))
     if data[_TAG] == _PICKLE:
-        return _unpickled(data[_PARTS], allow_pickle=allow_pickle, name=name)
+        return unpickle(_bytes(data[_PARTS]), allow_pickle=allow_pickle, name=name)
     form = _FORMS.get(data[_TAG])
     if form is None:
         raise FileFormatError(
             f"{name}: a value is of no kind that is known", got=_shown(data[_TAG])
         )
     return form.made(data[_PARTS], inner)
-
-
-def _unpickled(raw: Any, *, allow_pickle: bool, name: str) -> Any:
-    if not allow_pickle:
-        raise PickleRefusedError(
-            f"{name}: a value was pickled",
-            expected="no pickle, which runs what it is told to",
-            fix="load(path, allow_pickle=True), if you trust the file",
-        )
-    return pickle.loads(_bytes(raw))  # noqa: S301 - asked for by the caller
 
 
 _Inner: TypeAlias = "Callable[[Any], Any]"
@@ -403,7 +416,8 @@ def _tensor(parts: Any, _: _Inner) -> torch.Tensor:
     name, shape, raw = parts
     data = bytearray(_bytes(raw))
     if not data:
-        return torch.empty(shape, dtype=_DTYPES[name])
+        # Of a shape that has elements, this fails before memory is asked for.
+        return torch.empty(0, dtype=_DTYPES[name]).reshape(shape)
     return torch.frombuffer(data, dtype=_DTYPES[name]).reshape(shape)
 
 

@@ -5,6 +5,7 @@ the outputs in it. Parameters are trees too, so that they go through `vmap`, `gr
 optimizers like any other.
 """
 
+from tdfunc.func import to_module as to_module
 from tdfunc.nn._composite import CompositeDistribution as CompositeDistribution
 from tdfunc.nn._dispatch import dispatch as dispatch
 from tdfunc.nn._distributions import Delta as Delta
@@ -32,7 +33,6 @@ from tdfunc.nn._module import TensorDictModuleBase as TensorDictModuleBase
 from tdfunc.nn._module import WrapModule as WrapModule
 from tdfunc.nn._module import as_tensordict_module as as_tensordict_module
 from tdfunc.nn._params import TensorDictParams as TensorDictParams
-from tdfunc.nn._params import to_module as to_module
 from tdfunc.nn._probabilistic import (
     ProbabilisticTensorDictModule as ProbabilisticTensorDictModule,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +12,12 @@ import torch
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node
 from tdfunc._ops.restructure import auto_batch_size as infer_batch_size
-from tdfunc.errors import OptionError
+from tdfunc.errors import OperandError, OptionError
 from tdfunc.nn._scope import bare, put, read_entry
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from tdfunc.typing import Path
 
@@ -30,7 +31,7 @@ def call_with_tensors(
     if getattr(type(module).forward, "takes_tensors", False):
         given = args if first is None else (first, *args)
         return module.forward(params, *given, **kwargs)
-    names = input_names(module.in_keys, "_")
+    names = input_names(module.in_keys)
     options = {k: v for k, v in kwargs.items() if k not in names}
     tensors = {k: v for k, v in kwargs.items() if k in names}
     positional = args if first is None else (first, *args)
@@ -63,9 +64,9 @@ def dispatch(
             that all tensors share; False leaves it empty.
 
     Raises:
-        OptionError: `source` or `dest` is an attribute of a function without ``self``;
-            in a call: a tensor is given twice or is no input, or two inputs have one
-            name.
+        OptionError: two inputs have one name: those of a list at once, those of an
+            attribute when a subclass of `TensorDictModuleBase` says them, or else in
+            the call; in a call: a tensor is given twice or is no input.
 
     Examples:
         >>> import torch
@@ -84,6 +85,9 @@ def dispatch(
             dest=dest,
             auto_batch_size=auto_batch_size,
         )
+    if not isinstance(source, str):
+        source = tuple(source)
+        input_names(source, separator)
     is_method = isinstance(source, str) or isinstance(dest, str)
     count = 2 if is_method else 1  # arguments in front of the tree
 
@@ -105,6 +109,7 @@ def dispatch(
         return outputs_of(fn(*front, td, **options), outs)
 
     wrapper.takes_tensors = True  # pyright: ignore[reportAttributeAccessIssue]
+    wrapper.separator = separator  # pyright: ignore[reportAttributeAccessIssue]
     return wrapper
 
 
@@ -122,7 +127,7 @@ def _options_of(module: Any) -> frozenset[str]:
     return getattr(module, "_options", frozenset()) | {"key", "skip_existing"}
 
 
-def input_names(keys: Iterable[str | Path], separator: str) -> dict[str, Path]:
+def input_names(keys: Iterable[str | Path], separator: str = "_") -> dict[str, Path]:
     """Return the path of every input by the name that it has as an argument.
 
     Raises:
@@ -136,7 +141,8 @@ def input_names(keys: Iterable[str | Path], separator: str) -> dict[str, Path]:
             raise OptionError(
                 f"two inputs have the name {name!r}",
                 got=f"{short(names[name])!r} and {short(path)!r}",
-                fix="call the module with a tree, or dispatch with another separator",
+                fix=f"td.rename_key({short(path)!r}, other_key), or another separator= "
+                "of dispatch",
             )
     return names
 
@@ -161,6 +167,14 @@ def gathered(
             "there is neither a tree nor a tensor",
             expected=", ".join(names),
             fix="module(params, td), or module(params, name=tensor)",
+        )
+    if args and isinstance(args[0], Mapping):
+        raise OperandError(
+            "a mapping is no tree",
+            expected=f"a tree, or tensors: {', '.join(names)}",
+            got=type(args[0]).__name__,
+            fix="module(params, TensorDict(mapping, batch_size)); by name it may be an "
+            "input",
         )
     given = dict(zip(names, args, strict=False))
     twice = sorted(given.keys() & kwargs.keys())

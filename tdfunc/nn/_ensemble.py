@@ -16,7 +16,8 @@ from tdfunc._ops.shape import expand, reshape
 from tdfunc.errors import OperandError, OptionError, ShapeError
 from tdfunc.func import functional_call, vmap
 from tdfunc.nn._keyed import has_reset
-from tdfunc.nn._module import MethodOf, TensorDictModuleBase
+from tdfunc.nn._module import MethodOf, TensorDictModuleBase, needed_tree
+from tdfunc.nn._scope import bare
 from tdfunc.random import split
 from tdfunc.random._keys import lone_key
 
@@ -64,9 +65,11 @@ def functional_vmap(  # noqa: PLR0913 - a call and its options
         empty batch size, what one plain call returns.
 
     Raises:
-        OperandError: `params` is no tree.
+        OperandError: `params` is no tree; an argument that is not shared, or (in a
+            loop) an output, is no tensor.
         OptionError: `in_dims` names no argument; a key is given for an `nn.Module`.
-        ShapeError: an argument that is not shared has not the sets at its dim.
+        ShapeError: an argument that is not shared has not the sets at its dim; a loop
+            over no sets.
 
     Examples:
         >>> import torch
@@ -178,6 +181,12 @@ def _dims(in_dims: Any, places: int, names: tuple[str, ...]) -> list[int | None]
 
 def _flat_sets(value: Any, dim: int, sets: torch.Size) -> Any:
     """Return an argument with all sets in its first dim."""
+    if not isinstance(value, (Node, torch.Tensor)):
+        raise OperandError(
+            "only tensors and trees can have parameter sets at a dim",
+            got=type(value).__name__,
+            fix="leave it out of in_dims: all sets share it",
+        )
     if isinstance(value, Node):
         size = value.batch_size
         at = dim + len(size) if dim < 0 else dim
@@ -214,13 +223,30 @@ def _loop(
     count: int,
 ) -> Any:
     """Return what `vmap` would, one call after the other."""
+    if not count:
+        raise ShapeError(
+            "a loop over no parameter sets has no outputs",
+            expected="params with at least one set",
+            got="batch size with a 0",
+            fix="loop=False",
+        )
     outs: list[Any] = []
     for i in range(count):
         given = [
             x if axis is None else x[i] for x, axis in zip(values, axes, strict=True)
         ]
         outs.append(one(params[i], *given))
-    return pytree.tree_map(lambda *xs: torch.stack(xs), *outs)
+    return pytree.tree_map(_stacked, *outs)
+
+
+def _stacked(*outs: Any) -> torch.Tensor:
+    if not isinstance(outs[0], torch.Tensor):
+        raise OperandError(
+            "the outputs of all sets are stacked",
+            expected="tensors, or trees of them",
+            got=type(outs[0]).__name__,
+        )
+    return torch.stack(outs)
 
 
 class EnsembleModule(TensorDictModuleBase):
@@ -266,7 +292,11 @@ class EnsembleModule(TensorDictModuleBase):
                 got=type(module).__name__,
                 fix="TensorDictModule(net, in_keys, out_keys)",
             )
-        if not isinstance(num_copies, int) or num_copies < 1:
+        if (
+            not isinstance(num_copies, int)
+            or isinstance(num_copies, bool)
+            or num_copies < 1
+        ):
             raise OptionError(
                 "an ensemble has members", got=f"num_copies={num_copies!r}"
             )
@@ -358,7 +388,7 @@ class EnsembleModule(TensorDictModuleBase):
             options: as in a call.
         """
         call = self._wrapped.call_with_buffers
-        return self._each(call, (params, buffers), td, options)
+        return self._each(call, (params, buffers), needed_tree(td, self), options)
 
     def _each(
         self,
@@ -369,6 +399,10 @@ class EnsembleModule(TensorDictModuleBase):
     ) -> Any:
         """Return what a call gives for each member, with trees of its own."""
         self._check(own[0], td)
+        # Of a module without parameters: the rows of no entries say how many there are.
+        has_none = own[0] is None
+        if has_none:
+            own = (bare(torch.Size((self._copies,))), *own[1:])
         # Members differ in what they own, in their keys and buffers.
         values = {k: options[k] for k in _OF_MEMBERS if options.get(k) is not None}
         shared = {k: v for k, v in options.items() if k not in _OF_MEMBERS}
@@ -379,7 +413,8 @@ class EnsembleModule(TensorDictModuleBase):
 
         def one(row: Any, *given: Any) -> Any:
             mine = dict(zip(names, given[trees:], strict=True))
-            return call(*given[:trees], row, **mine, **shared)
+            mapped = (None, *given[1:trees]) if has_none else given[:trees]
+            return call(*mapped, row, **mine, **shared)
 
         rest = (*own, *values.values())
         axes = (None if self._expand else 0, *(0,) * len(rest))
@@ -387,7 +422,9 @@ class EnsembleModule(TensorDictModuleBase):
 
     def _check(self, params: Any, td: Any) -> None:
         n = self._copies
-        if not isinstance(params, Node) or params.batch_size[:1] != (n,):
+        if params is not None and (
+            not isinstance(params, Node) or params.batch_size[:1] != (n,)
+        ):
             shape = params.batch_size if isinstance(params, Node) else None
             raise ShapeError(
                 "the parameters of an ensemble have a row for each member",

@@ -398,7 +398,7 @@ def reset_copy(module: nn.Module, key: torch.Tensor) -> nn.Module:
     Raises:
         OptionError: the values of the key can not be read: it is mapped over, or the
             code is being compiled.
-        OperandError: no key.
+        OperandError: no key; or nothing gives a parameter on the meta device a value.
     """
     key = lone_key(key, "init")
     if not has_values(key):
@@ -411,10 +411,39 @@ def reset_copy(module: nn.Module, key: torch.Tensor) -> nn.Module:
         raise OperandError("this is no module", got=type(module).__name__)
     fresh = copy.deepcopy(module)
     parts = list(fresh.named_modules())
+    made = _with_memory(fresh, key.device)
     # Parts before the whole, which may have values of its own for what is in them.
     for name, part in reversed(parts):
         reset = _reset_of(part)
         if reset is not None:
             with torch.no_grad(), _Seeded(fold_in(key, path_id((name,)))):
                 reset()
+    for path, param in made:
+        if param.isnan().any():
+            raise OperandError(
+                "no reset_parameters gives a parameter on the meta device its values",
+                path=path,
+                expected="a reset_parameters of its layer that sets it",
+                fix="make the module outside of torch.device('meta'): what has no "
+                "reset_parameters keeps its values",
+            )
     return fresh
+
+
+def _with_memory(
+    module: nn.Module, device: torch.device
+) -> list[tuple[tuple[str, ...], nn.Parameter]]:
+    """Give parameters on the meta device memory, full of NaN, and return them."""
+    new: dict[int, nn.Parameter] = {}
+    made: list[tuple[tuple[str, ...], nn.Parameter]] = []
+    for path, part in module.named_modules():
+        for name, param in part.named_parameters(recurse=False):
+            if not param.is_meta:
+                continue
+            if id(param) not in new:  # tied ones stay tied
+                values = torch.full_like(param, torch.nan, device=device)
+                new[id(param)] = nn.Parameter(values, param.requires_grad)
+                keys = (*path.split("."), name) if path else (name,)
+                made.append((keys, new[id(param)]))
+            setattr(part, name, new[id(param)])
+    return made

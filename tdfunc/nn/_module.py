@@ -7,6 +7,7 @@ called with many parameter trees, by several threads, and under every transform.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -32,9 +33,16 @@ from tdfunc.errors import MissingKeyError, OperandError, OptionError, StructureE
 from tdfunc.func import from_module
 from tdfunc.func._modules import dotted
 from tdfunc.func._purecall import call_pure
-from tdfunc.nn._dispatch import call_with_tensors, keywords_of
+from tdfunc.nn._dispatch import call_with_tensors, input_names, keywords_of
 from tdfunc.nn._keyed import Keyed, draws_numbers, reset_copy, stochastic_parts
-from tdfunc.nn._scope import Scope, bare, has_entry, put, read_entry
+from tdfunc.nn._scope import (
+    Scope,
+    bare,
+    has_entry,
+    put,
+    read_entry,
+    read_ragged,
+)
 from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.typing import MISSING
 
@@ -105,6 +113,10 @@ class TensorDictModuleBase:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
             cls._words = keywords_of(cls.forward, _FIRST)
+        keys = vars(cls).get("in_keys")
+        if isinstance(keys, (tuple, list)):  # not if instances say what they are
+            given: Any = keys
+            input_names(given, getattr(cls.forward, "separator", "_"))
 
     @property
     def _options(self) -> frozenset[str]:
@@ -186,6 +198,8 @@ class TensorDictModuleBase:
             td: the tree.
             options: as in a call.
         """
+        if buffers is not None and "buffers" in self._options:
+            options["buffers"] = buffers
         return self(params, td, **options), buffers
 
     def _check_options(self, options: Iterable[str]) -> None:
@@ -246,6 +260,8 @@ class TensorDictModule(TensorDictModuleBase):
             of the input.
         method: call this method of the `nn.Module` instead.
         kwargs: further keyword arguments of the call.
+        get_kwargs: how entries of lazy stacks are read, options of their ``get``:
+            ``{"as_padded_tensor": True}`` for what the members have in other lengths.
         init: with a function as `module`: ``init(key)`` returns its parameters, which
             become its first argument.
 
@@ -260,7 +276,8 @@ class TensorDictModule(TensorDictModuleBase):
         InvalidKeyError: a key is none.
         MissingKeyError: in a call: inputs are missing; all are listed.
         OperandError: `module` can not be called, or parameters are not given.
-        OptionError: options do not go together; a random layer has no key.
+        OptionError: options do not go together; two of `in_keys` have one name in a
+            call with tensors; a random layer has no key.
         StructureError: in a call: there are more or fewer outputs than `out_keys`.
 
     An error in the call is the original one, with a note that says in which module.
@@ -281,6 +298,7 @@ class TensorDictModule(TensorDictModuleBase):
     __slots__ = (
         "_declared",
         "_direct",
+        "_get",
         "_init",
         "_inplace",
         "_kwargs",
@@ -306,6 +324,7 @@ class TensorDictModule(TensorDictModuleBase):
         output: Output = "merge",
         method: str | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        get_kwargs: Mapping[str, Any] | None = None,
         init: Callable[..., Any] | None = None,
     ) -> None:
         self._options_given: dict[str, Any] = {
@@ -317,6 +336,7 @@ class TensorDictModule(TensorDictModuleBase):
             "output": output,
             "method": method,
             "kwargs": kwargs,
+            "get_kwargs": get_kwargs,
             "init": init,
         }
         is_net = isinstance(module, nn.Module)
@@ -324,11 +344,13 @@ class TensorDictModule(TensorDictModuleBase):
         self._wrapped = module
         self._target = MethodOf(module, method) if is_net and method else module
         self._reads, self._names = _inputs(in_keys, out_to_in_map)
+        input_names(self._reads)
         self._declared = _sinks(out_keys)
         self._sinks = self._declared
         self._strict = strict
         self._output = as_output(output)
         self._kwargs = dict(kwargs or {})
+        self._get = dict(get_kwargs or {})
         self._init = init
         self._random = stochastic_parts(module) if is_net else ()
         # These write into what they are given, which may be a tensor of the tree.
@@ -489,7 +511,9 @@ class TensorDictModule(TensorDictModuleBase):
         """Return parameters drawn from a key; equal keys give equal parameters.
 
         Of an `nn.Module` every part draws by its own ``reset_parameters``, from a key
-        of its own; parameters of parts that have none keep their values.
+        of its own; parameters of parts that have none keep their values. Of a module
+        made on the meta device, which has shapes and no memory, they are on the device
+        of the key.
 
         Args:
             key: a key of `tdfunc.random`.
@@ -499,6 +523,8 @@ class TensorDictModule(TensorDictModuleBase):
 
         Raises:
             InvalidLeafError: a parameter of a lazy module is not initialised yet.
+            OperandError: a parameter is on the meta device, and no part of the module
+                gives it values.
             OptionError: inside a transform, or in a compiled function.
         """
         if self._init is not None:
@@ -547,7 +573,7 @@ class TensorDictModule(TensorDictModuleBase):
             >>> buffers["running_mean"]
             tensor([0.3000, 0.4000])
         """
-        scope = Scope(td)
+        scope = Scope(needed_tree(td, self))
         mode = options.pop("skip_existing", None)
         options["skip_existing"] = skip_existing() if mode is None else as_mode(mode)
         if type(self).forward is not TensorDictModule.forward:
@@ -559,9 +585,7 @@ class TensorDictModule(TensorDictModuleBase):
         return self._forward(params, td, buffers, options.get("key"))
 
     def _forward(self, params: Any, td: Any, buffers: Any, key: Any) -> tuple[Any, Any]:
-        entries, after = self._outputs(
-            params, lambda path: read_entry(td, path), buffers, key
-        )
+        entries, after = self._outputs(params, self._reader(td), buffers, key)
         into = td
         if self._output != "merge":
             size = td.batch_size if self._output == "empty" else torch.Size()
@@ -593,10 +617,18 @@ class TensorDictModule(TensorDictModuleBase):
         mode = options["skip_existing"]
         if mode and skips(self, mode, scope.has):
             return buffers
-        entries, after = self._outputs(params, scope.read, buffers, options.get("key"))
+        own_way = self._get and scope.td._schema.lazy
+        read = self._reader(scope.tree()) if own_way else scope.read
+        entries, after = self._outputs(params, read, buffers, options.get("key"))
         for path, value in entries.items():
             scope.write(path, value)
         return after
+
+    def _reader(self, td: Any) -> Callable[[Path], Any]:
+        """Return what reads the entry at a path, MISSING if there is none."""
+        if self._get and td._schema.lazy:
+            return lambda path: read_ragged(td, path, self._get)
+        return lambda path: read_entry(td, path)
 
     def _outputs(
         self, params: Any, read: Callable[[Path], Any], buffers: Any, key: Any
@@ -762,6 +794,7 @@ class WrapModule(TensorDictModuleBase):
         self._fn = fn
         self._in = tuple(map(short, key_paths(() if in_keys is None else in_keys)))
         self._out = tuple(map(short, key_paths(() if out_keys is None else out_keys)))
+        input_names(self._in)
         self._init = init
         self._accepts = keywords_of(fn, _FIRST - 1)
         self.keyed = in_keys is not None and out_keys is not None
@@ -795,7 +828,10 @@ def as_tensordict_module(
     out_keys: str | Iterable[str | Path],
     **options: Any,
 ) -> Callable[[Callable[..., Any]], TensorDictModule]:
-    """Make a function a `TensorDictModule`, as a decorator.
+    """Make a function or a method a `TensorDictModule`, as a decorator.
+
+    Of a method it is read from an object: ``owner.method`` is the module whose function
+    has that object as its first argument.
 
     Args:
         in_keys: what it reads.
@@ -811,7 +847,23 @@ def as_tensordict_module(
         >>> double(None, TensorDict({"x": 3.0}))["y"]
         tensor(6.)
     """
-    return lambda fn: TensorDictModule(fn, in_keys, out_keys, **options)
+    return lambda fn: _Decorated(fn, in_keys, out_keys, **options)
+
+
+class _Decorated(TensorDictModule):
+    """A function that is a method where it stands in a class."""
+
+    __slots__ = ()
+
+    def __get__(self, owner: Any, cls: Any = None) -> TensorDictModule:
+        if owner is None:
+            return self
+        bound = self.replace(module=types.MethodType(self.module, owner))
+        bound._sinks = self._sinks
+        return bound
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, "TensorDictModule", 1)
 
 
 def skips(
@@ -837,6 +889,18 @@ def as_tree(value: Any, module: TensorDictModuleBase) -> Any:
             fix="return td.set(key, value)",
         )
     return value
+
+
+def needed_tree(td: Any, module: Any) -> Any:
+    """Return what a method takes that can not be called with tensors, checked."""
+    if not isinstance(td, Node):
+        raise OperandError(
+            f"this method of {type(module).__name__} takes a tree",
+            expected="a tree with the inputs",
+            got=type(td).__name__,
+            fix="TensorDict({key: tensor}, batch_size)",
+        )
+    return td
 
 
 def as_output(output: Any) -> Output:

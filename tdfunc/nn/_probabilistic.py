@@ -14,19 +14,23 @@ Which entries they write:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributions as D
 
 from tdfunc._core.batch import as_size
-from tdfunc._core.build import Part
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node
-from tdfunc._core.statics import NO_STATICS
-from tdfunc._ops.entries import graft
-from tdfunc.errors import OperandError, OptionError, StructureError
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    OptionError,
+    StructureError,
+)
 from tdfunc.nn._composite import CompositeDistribution
+from tdfunc.nn._dispatch import input_names
 from tdfunc.nn._distributions import Delta
 from tdfunc.nn._draw import draw_and_log_prob, normal_jointly
 from tdfunc.nn._interaction import (
@@ -35,8 +39,10 @@ from tdfunc.nn._interaction import (
     composite_lp_aggregate,
 )
 from tdfunc.nn._interaction import interaction_type as current_interaction
-from tdfunc.nn._module import TensorDictModuleBase
+from tdfunc.nn._module import TensorDictModuleBase, needed_tree, skips
+from tdfunc.nn._scope import Scope, has_entry, put, read_entry
 from tdfunc.nn._sequential import TensorDictSequential
+from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.nn._values import (
     build,
     check_parameters,
@@ -46,6 +52,7 @@ from tdfunc.nn._values import (
     value_of,
     with_suffix,
 )
+from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +62,9 @@ if TYPE_CHECKING:
 __all__ = ["ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential"]
 
 _SUM = ("sample_log_prob",)
+
+# What every method that takes options of a call takes.
+_OF_CALLS = frozenset({"key", "buffers", "skip_existing"})
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
@@ -90,7 +100,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     Raises:
         InvalidKeyError: a key is none.
         OptionError: the keys of log-probabilities do not fit the table, or one of them
-            is a sample's; no `out_keys`; no such interaction type.
+            is a sample's; no `out_keys`; no such interaction type; two of `in_keys`
+            have one name in a call with tensors.
         MissingKeyError: in a call: the tree has no entry at one of `in_keys`.
         OperandError: in a call: the entries are not the arguments of the distribution,
             or have values that it does not take (where they can be read: neither
@@ -164,7 +175,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                     got=[short(path) for path in paths],
                     fix="in_keys={'loc': key, 'scale': other} names the arguments",
                 )
+        input_names(self._args.values())
         self._samples = self._sample_paths(out_keys)
+        if event_dims < 0:
+            raise OptionError("event_dims is a number of dims", got=event_dims)
         self._event_dims = event_dims
         self._default = as_interaction(default_interaction_type)
         if aggregate_log_prob is None:
@@ -315,19 +329,51 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Args:
             params: not read.
             td: the tree, with the parameters of the distribution at `in_keys`.
-            options: none are used; those of a sequence.
+            options: those of a call; none are used.
 
         Raises:
             MissingKeyError: an entry is not there.
             OperandError: the entries are not the arguments of the distribution, or
                 have values that it does not take.
         """
-        del params, options
-        entries = {arg: td[path] for arg, path in self._args.items()}
+        del params
+        self._check_scoring(td, options)
+        entries = self._entries(td)
         dist = build(self._recipe, entries, self._kwargs, self._args)
         if self._event_dims:
+            if self._event_dims > len(dist.batch_shape):
+                raise OptionError(
+                    "the distribution has fewer batch dims than event_dims",
+                    expected=f"at most {len(dist.batch_shape)}, its batch shape is "
+                    f"{list(dist.batch_shape)}",
+                    got=f"event_dims={self._event_dims}",
+                )
             dist = D.Independent(dist, self._event_dims, validate_args=False)
         return dist
+
+    def _entries(self, td: Any) -> dict[str, Any]:
+        """Return the parameters of the distribution, by the names of the arguments."""
+        entries: dict[str, Any] = {}
+        for arg, path in self._args.items():
+            value = read_entry(td, path)
+            if value is MISSING:
+                raise self._lack(td)
+            entries[arg] = value
+        return entries
+
+    def _lack(self, td: Any) -> MissingKeyError:
+        absent = [p for p in self._args.values() if read_entry(td, p) is MISSING]
+        return MissingKeyError(
+            "the tree lacks parameters of the distribution",
+            path=absent[0],
+            expected=", ".join(map(repr, self.in_keys)),
+            got=f"no {', '.join([repr(short(path)) for path in absent])}",
+        )
+
+    def _check_scoring(self, td: Any, options: Mapping[str, Any]) -> None:
+        needed_tree(td, self)
+        if options:
+            self._check_options(options.keys() - _OF_CALLS)
 
     get_dist = dist
 
@@ -340,7 +386,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             params: not read.
             td: the tree, with parameters at `in_keys` and values at `dist_sample_keys`.
             dist: the distribution, None to make it of the tree.
-            options: none are used; those of a sequence.
+            options: those of a call; none are used.
 
         Returns:
             A tensor; for a composite distribution that does not aggregate a tree with
@@ -351,7 +397,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             OperandError: the distribution can not have these values, where they can be
                 read.
         """
-        del options
+        self._check_scoring(td, options)
         if dist is None:
             dist = self.dist(params, td)
         if isinstance(dist, CompositeDistribution):
@@ -425,7 +471,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
         That costs a fifth of all. None if the parameters have to be broadcast.
         """
-        entries = {arg: td[path] for arg, path in self._args.items()}
+        entries = self._entries(td)
         loc, scale = entries["loc"], entries["scale"]
         if not (
             type(loc) is type(scale) is torch.Tensor
@@ -452,11 +498,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 expected=f"{len(self._samples)}: {list(self.dist_sample_keys)}",
                 got=len(values),
             )
-        for path, one in zip(self._samples, values, strict=True):
-            td = _put(td, path, one)
-        return td if logs is None else _put(td, self._log_keys[0], logs)
+        entries = dict(zip(self._samples, values, strict=True))
+        if logs is not None:
+            entries[self._log_keys[0]] = logs
+        return put(td, entries)
 
-    def score(self, params: Any, td: Any) -> Any:
+    def score(self, params: Any, td: Any, **options: Any) -> Any:
         """Return the tree with the log-probability of the values that it has.
 
         What a call does without taking new values.
@@ -464,7 +511,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Args:
             params: not read.
             td: the tree, with parameters at `in_keys` and values at `dist_sample_keys`.
+            options: those of a call; none are used.
         """
+        self._check_scoring(td, options)
         if not self._returns_log_prob:
             return td
         found = self.log_prob(params, td)
@@ -492,11 +541,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     values. If the modules before the last one write its sample keys, the last one takes
     no values and only scores these.
 
+    A part of it (a slice, `select_subsequence`) is a plain `TensorDictSequential` if no
+    probabilistic module is left in it.
+
     Args:
         modules: modules, or one dict or list of them, as of `TensorDictSequential`.
         return_composite: whether `dist` and `log_prob` are about all probabilistic
             modules, or about the last one; None for all if there are several or the
-            last module is not probabilistic.
+            last module is not probabilistic. Parts of the sequence have it too, but for
+            False where they end with another module.
         kwargs: options of `TensorDictSequential`.
 
     Raises:
@@ -526,16 +579,22 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         ('y_log_prob', 'z_log_prob')
     """
 
-    __slots__ = ("_composite", "_draws_last")
-
-    # Those of its members: `forward` here takes whatever they take.
-    _options: Any = TensorDictSequential._options
+    __slots__ = ("_asked", "_composite", "_draws_last")
 
     def __init__(
         self, *modules: Any, return_composite: bool | None = None, **kwargs: Any
     ) -> None:
+        if return_composite not in (True, False, None):
+            raise OptionError(
+                "return_composite is True, False or None", got=repr(return_composite)
+            )
+        self._asked = return_composite
         super().__init__(*modules, **kwargs)
-        members = self.modules
+
+    def _place(
+        self, names: tuple[str, ...], members: tuple[TensorDictModuleBase, ...]
+    ) -> None:
+        super()._place(names, members)
         found = [member for member in members if _is_probabilistic(member)]
         if not found:
             raise OptionError(
@@ -544,19 +603,38 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 got=f"{len(members)} others",
             )
         ends_with_one = _is_probabilistic(members[-1])
-        if return_composite is False and not ends_with_one:
+        if self._asked is False and not ends_with_one:
             raise OptionError(
                 "the last module has no distribution to return",
                 expected="a ProbabilisticTensorDictModule at the end",
                 got=type(members[-1]).__name__,
                 fix="return_composite=True",
             )
-        if return_composite is None:
-            return_composite = len(found) > 1 or not ends_with_one
-        self._composite = return_composite
+        self._composite = (
+            len(found) > 1 or not ends_with_one if self._asked is None else self._asked
+        )
         before = {as_path(key) for member in members[:-1] for key in member.out_keys}
         own = getattr(members[-1], "dist_sample_keys", ())
         self._draws_last = not own or not before.issuperset(map(as_path, own))
+
+    def _of(
+        self, members: Iterable[tuple[str, TensorDictModuleBase]]
+    ) -> TensorDictSequential:
+        """Return the sequence of some of the modules; probabilistic if one of them is.
+
+        Its `return_composite` is what was given, as far as that can be.
+        """
+        pairs = list(members)
+        if not any([_is_probabilistic(member) for _, member in pairs]):
+            return super()._of(pairs)
+        asked = self._asked
+        if asked is False and not _is_probabilistic(pairs[-1][1]):
+            asked = None
+        new = ProbabilisticTensorDictSequential.__new__(
+            ProbabilisticTensorDictSequential
+        )
+        new._asked = asked
+        return self._fill(new, pairs)
 
     @property
     def return_composite(self) -> bool:
@@ -605,15 +683,50 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _gathered(self, name: str) -> tuple[Any, ...]:
         return tuple([key for m in self.modules for key in getattr(m, name, ())])
 
-    def forward(self, params: Any, td: Any, *, key: Any = None, **options: Any) -> Any:
-        """Return the tree with the outputs, as a call does."""
-        if self._draws_last:
-            return super().forward(params, td, key=key, **options)
-        td = self._until_last(params, td, key, options)
-        last: Any = self.modules[-1]
-        return last.score(_entry(params, self.names[-1]), td)
+    def _run(
+        self,
+        params: Any,
+        scope: Scope,
+        options: dict[str, Any],
+        buffers: Any,
+        *,
+        collect: bool,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Any:
+        if stop is not None or self._draws_last:
+            return super()._run(
+                params,
+                scope,
+                options,
+                buffers,
+                collect=collect,
+                start=start,
+                stop=stop,
+            )
+        after = super()._run(
+            params,
+            scope,
+            options,
+            buffers,
+            collect=collect,
+            start=start,
+            stop=len(self) - 1,
+        )
+        name, last, own = list(self._rows(options["key"]))[-1]
+        mode = options["skip_existing"]
+        if not self._leaves_out(last, scope.has) and not (
+            mode and skips(last, mode, scope.has)
+        ):
+            scorer: Any = last
+            given = self._of_member(name, last, {**options, "buffers": buffers})
+            given["key"] = own
+            scope.become(scorer.score(_entry(params, name), scope.tree(), **given))
+        if collect and _entry(buffers, name) is not None:
+            after = after.set(name, _entry(buffers, name))
+        return after
 
-    def score(self, params: Any, td: Any) -> Any:
+    def score(self, params: Any, td: Any, *, key: Any = None, **options: Any) -> Any:
         """Return the tree with the log-probabilities of the values that it has.
 
         Every module runs but takes no new values.
@@ -621,19 +734,55 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Args:
             params: the parameters of all modules.
             td: the tree, with the values of all probabilistic modules.
+            key: [2], where other modules draw.
+            options: as of a call.
         """
-        for name, member in zip(self.names, self.modules, strict=True):
-            own: Any = member
-            entry = _entry(params, name)
-            td = own.score(entry, td) if _is_probabilistic(own) else own(entry, td)
+        self._check_options(options)
+        needed_tree(td, self)
+        for i, (name, member, own) in enumerate(self._rows(key)):
+            part: Any = member
+            if not _is_probabilistic(part):
+                td = self._between(i, i + 1, params, td, key, options)
+            elif not self._leaves_out(part, partial(has_entry, td)):
+                more = self._of_member(name, part, options)
+                td = part.score(_entry(params, name), td, key=own, **more)
         return td
+
+    def _of_member(
+        self, name: str, member: Any, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the options of a probabilistic module in it."""
+        own = {k: v for k, v in options.items() if k in member._options}
+        if options.get("buffers") is not None and "buffers" in own:
+            own["buffers"] = _entry(options["buffers"], name)
+        return own
+
+    def _of_last(self, key: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the key and the options of the last module."""
+        own = None if key is None else self._keys(key)[-1]
+        more = self._of_member(self.names[-1], self.modules[-1], options)
+        return {**more, "key": own}
 
     def _until_last(
         self, params: Any, td: Any, key: Any, options: Mapping[str, Any]
     ) -> Any:
-        for name, member, own in list(self._rows(key))[:-1]:
-            td = _run(member, _entry(params, name), td, own, options)
-        return td
+        return self._between(0, len(self) - 1, params, td, key, options)
+
+    def _between(
+        self,
+        start: int,
+        stop: int,
+        params: Any,
+        td: Any,
+        key: Any,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Return the tree behind some of the modules, with all that they write."""
+        self._check_options(options)
+        given, buffers = _call_options(key, options)
+        scope = Scope(needed_tree(td, self))
+        self._run(params, scope, given, buffers, collect=False, start=start, stop=stop)
+        return scope.tree()
 
     def _rows(self, key: Any) -> Iterable[tuple[str, TensorDictModuleBase, Any]]:
         keys = (None,) * len(self.names) if key is None else self._keys(key)
@@ -692,7 +841,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if not self._composite:
             td = self._until_last(params, td, key, options)
             last: Any = self.modules[-1]
-            return last.dist(_entry(params, self.names[-1]), td, key=key, **options)
+            more = self._of_last(key, options)
+            return last.dist(_entry(params, self.names[-1]), td, **more)
         return self._joint(params, td, key, options, given=False)
 
     get_dist = dist
@@ -710,8 +860,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             td: the tree, with values at `dist_sample_keys` (without `return_composite`,
                 at those of the last module).
             dist: the distribution, None to compute it.
-            key: [2]; needed where, without `return_composite`, a module before the last
-                one draws.
+            key: [2]; needed where a module draws on the way: a random layer or, without
+                `return_composite`, a probabilistic module before the last one.
             options: as of a call.
 
         Returns:
@@ -723,6 +873,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             OperandError: a distribution can not have its value, where it can be read.
         """
         last: Any = self.modules[-1]
+        needed_tree(td, self)
         if not self._composite:
             if dist is None:
                 seen = self._until_last(params, td, key, options)
@@ -731,9 +882,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                     seen = seen.set(path, td[path])
             else:
                 seen = td
-            return last.log_prob(_entry(params, self.names[-1]), seen, dist=dist)
+            more = self._of_last(key, options)
+            entry = _entry(params, self.names[-1])
+            return last.log_prob(entry, seen, dist=dist, **more)
         if dist is None:
-            dist = self._joint(params, td, None, options, given=True)
+            dist = self._joint(params, td, key, options, given=True)
         logs, lead = dist.log_probs(td), dist.lead_of(td)
         members = [m for m in self.modules if _is_probabilistic(m)]
         if all([_aggregates(m) for m in members]):
@@ -757,20 +910,22 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             options: as of a call.
             given: whether the values are those of the tree, and none is taken.
         """
+        self._check_options(options)
         dists: dict[Path, Any] = {}
-        values = td
-        last = self.modules[-1]
-        for name, member, own in self._rows(key):
-            entry = _entry(params, name)
+        values = needed_tree(td, self)
+        for i, (name, member, own) in enumerate(self._rows(key)):
             if not _is_probabilistic(member):
-                td = _run(member, entry, td, own, options)
+                td = self._between(i, i + 1, params, td, key, options)
+                continue
+            if self._leaves_out(member, partial(has_entry, td)):
                 continue
             part: Any = member
-            extra = {} if given else {"key": own, **options}
+            entry = _entry(params, name)
+            more = self._of_member(name, part, options)
             if given and isinstance(part, ProbabilisticTensorDictSequential):
-                dist = part._joint(entry, td, None, options, given=True)
+                dist = part._joint(entry, td, own, more, given=True)
             else:
-                dist = part.dist(entry, td, **extra)
+                dist = part.dist(entry, td, key=own, **more)
             paths = [as_path(k) for k in part.dist_sample_keys]
             if isinstance(dist, CompositeDistribution):
                 dists.update(dist.dists)
@@ -780,9 +935,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 for path in paths:
                     td = td.set(path, values[path])
                 if isinstance(part, ProbabilisticTensorDictSequential):
-                    td = part.score(entry, td)
-            elif member is not last:
-                td = _run(member, entry, td, own, options)
+                    td = part.score(entry, td, key=own, **more)
+            elif i < len(self) - 1:
+                td = self._between(i, i + 1, params, td, key, options)
         return CompositeDistribution.from_distributions(td, dists)
 
 
@@ -798,17 +953,13 @@ def _aggregates(module: Any) -> bool:
     return all([_aggregates(m) for m in module.modules if _is_probabilistic(m)])
 
 
-def _run(
-    member: TensorDictModuleBase,
-    params: Any,
-    td: Any,
-    key: Any,
-    options: Mapping[str, Any],
-) -> Any:
-    known = {k: v for k, v in options.items() if k in member._options}
-    if isinstance(member, TensorDictSequential):
-        known = dict(options)
-    return member(params, td, key=key, **known)
+def _call_options(key: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return what `TensorDictSequential._run` takes: its options, and the buffers."""
+    given = dict(options)
+    buffers = given.pop("buffers", None)
+    mode = given.pop("skip_existing", None)
+    mode = skip_existing() if mode is None else as_mode(mode)
+    return {**given, "key": key, "skip_existing": mode}, buffers
 
 
 def _entry(tree: Any, name: str) -> Any:
@@ -830,21 +981,6 @@ def _only(keys: tuple[Any, ...]) -> Any:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _put(td: Any, path: Path, value: Any) -> Any:
-    """Return what ``td.set(path, value)`` does, the short way where there is one."""
-    size = td.batch_size
-    dims = len(size)
-    if (
-        len(path) == 1
-        and type(value) is torch.Tensor
-        and value.shape[:dims] == size
-        and not td._schema.records
-        and not value.is_nested
-    ):
-        return graft(td, path, Part(value.dim() - dims, 0, (value,), NO_STATICS))
-    return td.set(path, value)
 
 
 def _expanded(td: Any, lead: torch.Size) -> Any:

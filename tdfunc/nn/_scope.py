@@ -13,6 +13,7 @@ from tdfunc._core.keys import short
 from tdfunc._core.node import Node, entry_at, make
 from tdfunc._core.schema import Schema
 from tdfunc._core.statics import NO_STATICS, gather_statics
+from tdfunc._lazystack import LazyStackedTensorDict
 from tdfunc.typing import MISSING
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Path
 
-__all__ = ["Scope", "bare", "has_entry", "put", "read_entry"]
+__all__ = ["Scope", "bare", "has_entry", "put", "read_entry", "read_ragged"]
+
+# For `get`, to which MISSING says that no default is given.
+_ABSENT = object()
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -88,7 +92,7 @@ class Scope:
 def read_entry(td: Node, path: Path) -> Any:
     """Return the entry at `path`, MISSING if there is none."""
     if td._schema.lazy:
-        return td.get(short(path), MISSING)  # read from the members
+        return _found(td.get(short(path), _ABSENT))  # read from the members
     slot = td._schema.slot(path)
     if slot is not None:
         return td._leaves[slot]
@@ -97,6 +101,23 @@ def read_entry(td: Node, path: Path) -> Any:
     if td._schema.find(path) is None and path in td._schema.absent():
         return None  # a field of a record
     return entry_at(td, path)
+
+
+def _found(value: Any) -> Any:
+    return MISSING if value is _ABSENT else value
+
+
+def read_ragged(td: Any, path: Path, options: Mapping[str, Any]) -> Any:
+    """Return the entry at `path` as options of a lazy stack on the way to it say."""
+    at = 0
+    while not isinstance(td, LazyStackedTensorDict) and at < len(path) - 1:
+        td = read_entry(td, path[at : at + 1])
+        if not isinstance(td, Node):
+            return MISSING
+        at += 1
+    if isinstance(td, LazyStackedTensorDict):
+        return _found(td.get(path[at:], _ABSENT, **options))
+    return read_entry(td, path[at:])
 
 
 def has_entry(td: Node, path: Path) -> bool:

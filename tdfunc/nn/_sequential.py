@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from tdfunc.errors import (
     TdfuncError,
     nearest,
 )
+from tdfunc.nn._dispatch import input_names
 from tdfunc.nn._module import (
     Output,
     TensorDictModule,
@@ -29,6 +30,7 @@ from tdfunc.nn._module import (
     WrapModule,
     as_output,
     key_paths,
+    needed_tree,
     selected,
     skips,
 )
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = ["TensorDictSequential"]
+
+_SequentialT = TypeVar("_SequentialT", bound="TensorDictSequential")
 
 
 class TensorDictSequential(TensorDictModuleBase):
@@ -61,12 +65,13 @@ class TensorDictSequential(TensorDictModuleBase):
         selected_out_keys: the outputs to write, None for all; the modules see all.
         output: ``"merge"`` returns the input with the outputs in it, ``"only"`` the
             outputs with batch size ``[]``, ``"empty"`` the outputs with the batch size
-            of the input.
+            of the input (of what comes out, where modules put dims in front).
         partial_tolerant: leave out modules whose inputs are missing.
 
     Raises:
         OperandError: one of them is no module of trees.
-        OptionError: an output is selected that there is not.
+        OptionError: an output is selected that there is not, or two inputs have one
+            name in a call with tensors.
         MissingKeyError: in a call: parameters are given for a module that there is not.
 
     Examples:
@@ -112,23 +117,30 @@ class TensorDictSequential(TensorDictModuleBase):
             given = modules
         if not isinstance(given, Mapping):
             given = {str(i): module for i, module in enumerate(given)}
-        self._names: tuple[str, ...] = tuple(
-            [as_path(name)[0] for name in given if as_path(name)]
-        )
-        self._members = tuple([_as_member(module) for module in given.values()])
-        self._ids = tuple([path_id((name,)) for name in self._names])
+        names = tuple([as_path(name)[0] for name in given if as_path(name)])
         self._output: Output = as_output(output)
         self._partial = partial_tolerant
-        accepts = self._words | {"key", "buffers", "skip_existing"}
-        for member in self._members:
-            accepts |= member._options
-        self._accepts = accepts
-        self._ins, self._outs = _ends(self._members)
-        # Of members that can be called as a linear layer: what they read and write.
-        self._chain = _as_chain(self._members)
+        self._place(names, tuple([_as_member(module) for module in given.values()]))
         self._selected: tuple[Path, ...] | None = None
         if selected_out_keys is not None:
             self._selected = selected(selected_out_keys, self._outs)
+        # Not of parts of a sequence, which may read what the whole one does not.
+        input_names(self.in_keys)
+
+    def _place(
+        self, names: tuple[str, ...], members: tuple[TensorDictModuleBase, ...]
+    ) -> None:
+        """Take these modules, and what follows from which they are."""
+        self._names = names
+        self._members = members
+        self._ids = tuple([path_id((name,)) for name in names])
+        accepts = self._words | {"key", "buffers", "skip_existing"}
+        for member in members:
+            accepts |= member._options
+        self._accepts = accepts
+        self._ins, self._outs = _ends(members)
+        # Of members that can be called as a linear layer: what they read and write.
+        self._chain = _as_chain(members)
 
     @property
     def _options(self) -> frozenset[str]:
@@ -186,10 +198,101 @@ class TensorDictSequential(TensorDictModuleBase):
     def _of(
         self, members: Iterable[tuple[str, TensorDictModuleBase]]
     ) -> TensorDictSequential:
-        """Return a sequence of other modules with the same options."""
-        return TensorDictSequential(
-            dict(members), output=self._output, partial_tolerant=self._partial
-        )
+        """Return the sequence of some of the modules, with the same options."""
+        return self._fill(TensorDictSequential.__new__(TensorDictSequential), members)
+
+    def _fill(
+        self, new: _SequentialT, members: Iterable[tuple[str, TensorDictModuleBase]]
+    ) -> _SequentialT:
+        new._output, new._partial, new._selected = self._output, self._partial, None
+        pairs = dict(members)
+        new._place(tuple(pairs), tuple(pairs.values()))
+        return new
+
+    def replace(
+        self, index: int | str, module: TensorDictModuleBase | Callable[..., Any]
+    ) -> TensorDictSequential:
+        """Return the sequence with another module in the place of one.
+
+        It has the name of the other, whose parameters it gets. As in all parts, outputs
+        that were selected are no more.
+
+        Args:
+            index: place or name of a module.
+            module: the module, or a function ``(params, td) -> td``.
+
+        Raises:
+            IndexError, MissingKeyError: there is no such module.
+            OperandError: `module` is no module of trees.
+        """
+        at = self._place_of(index)
+        return self._edited(at, at + 1, [(self._names[at], module)])
+
+    def insert(
+        self,
+        index: int | str,
+        module: TensorDictModuleBase | Callable[..., Any],
+        name: str | None = None,
+    ) -> TensorDictSequential:
+        """Return the sequence with one more module.
+
+        Args:
+            index: place or name of the module that it is to stand before; ``len(seq)``
+                puts it last.
+            module: the module, or a function ``(params, td) -> td``.
+            name: the key of its parameters, None for the first number that is free.
+
+        Raises:
+            IndexError, MissingKeyError: there is no such module.
+            OperandError: `module` is no module of trees.
+            OptionError: there is a module of that name.
+        """
+        at = len(self) if index == len(self) else self._place_of(index)
+        if name is None:
+            name = next(n for n in map(str, count()) if n not in self._names)
+        if name in self._names:
+            raise OptionError(
+                "the sequence has a module of this name",
+                expected="another name",
+                got=repr(name),
+                fix="seq.replace(name, module) puts another one in its place",
+            )
+        return self._edited(at, at, [(as_path(name)[0], module)])
+
+    def drop(self, index: int | str) -> TensorDictSequential:
+        """Return the sequence without one module.
+
+        Args:
+            index: place or name of the module.
+
+        Raises:
+            IndexError, MissingKeyError: there is no such module.
+
+        Examples:
+            >>> import torch
+            >>> from tdfunc.nn import TensorDictModule, TensorDictSequential
+            >>> tanh = TensorDictModule(torch.tanh, ["x"], ["y"])
+            >>> seq = TensorDictSequential(tanh, tanh.replace(out_keys=["z"]))
+            >>> seq.drop("0").names, seq.insert(0, tanh, "first").names
+            (('1',), ('first', '0', '1'))
+        """
+        at = self._place_of(index)
+        return self._edited(at, at + 1, [])
+
+    def _place_of(self, index: int | str) -> int:
+        if isinstance(index, str):
+            _ = self[index]  # says which names there are
+            return self._names.index(index)
+        return range(len(self))[index]
+
+    def _edited(
+        self, start: int, stop: int, new: Iterable[tuple[str, Any]]
+    ) -> TensorDictSequential:
+        pairs = list(zip(self._names, self._members, strict=True))
+        pairs[start:stop] = [(name, _as_member(module)) for name, module in new]
+        out = self._of(pairs)
+        input_names(out.in_keys)
+        return out
 
     def select_out_keys(self, *keys: str | Path) -> Self:
         """Return the sequence that writes only some of its outputs.
@@ -399,10 +502,12 @@ class TensorDictSequential(TensorDictModuleBase):
             td: the tree.
             options: as in a call.
         """
+        if type(self).forward is not TensorDictSequential.forward:
+            return super().call_with_buffers(params, buffers, td, **options)
         self._check_options(options)
         mode = options.pop("skip_existing", None)
         mode = skip_existing() if mode is None else as_mode(mode)
-        scope = Scope(td)
+        scope = Scope(needed_tree(td, self))
         if mode and skips(self, mode, scope.has):
             return td, buffers
         options = {"key": None, **options, "skip_existing": mode}
@@ -435,17 +540,16 @@ class TensorDictSequential(TensorDictModuleBase):
         *,
         collect: bool,
         start: int = 0,
+        stop: int | None = None,
     ) -> Any:
-        """Run the modules in a scope; return the buffers after it if collected."""
+        """Run modules in a scope; return their buffers after it if collected."""
         self._check_params(params)
         key = options["key"]
         keys = (None,) * len(self._names) if key is None else self._keys(key)
         after: dict[str, Any] = {}
         rows = zip(self._names, self._members, keys, strict=True)
-        for name, member, own in islice(rows, start, None):
-            if self._partial and not all(
-                [scope.has(as_path(path)) for path in member.in_keys]
-            ):
+        for name, member, own in islice(rows, start, stop):
+            if self._leaves_out(member, scope.has):
                 if collect:
                     after[name] = _entry(buffers, name)
                 continue
@@ -461,15 +565,23 @@ class TensorDictSequential(TensorDictModuleBase):
             return None
         return _tree_of({k: v for k, v in after.items() if v is not None})
 
+    def _leaves_out(self, member: Any, has: Callable[[Path], bool]) -> bool:
+        """Return whether a module does not run, for inputs of it are missing."""
+        return self._partial and not all([has(as_path(k)) for k in member.in_keys])
+
     def _result(self, td: Any, scope: Scope) -> Any:
         if self._selected is None and self._output == "merge":
             return scope.tree()
         chosen = self._outs if self._selected is None else self._selected
         entries = {path: scope.read(path) for path in chosen}
         entries = {path: x for path, x in entries.items() if x is not MISSING}
-        into = td
+        size = scope.td.batch_size  # modules may have put dims in front
         if self._output != "merge":
-            into = bare(td.batch_size if self._output == "empty" else torch.Size())
+            into = bare(size if self._output == "empty" else torch.Size())
+        elif size == td.batch_size:
+            into = td
+        else:
+            into = _as_rows(td, scope.tree(), set(self._outs).difference(chosen))
         return put(into, entries) if entries else into
 
     def _keys(self, key: Any) -> tuple[torch.Tensor, ...]:
@@ -490,6 +602,8 @@ class TensorDictSequential(TensorDictModuleBase):
                     )
 
     def __repr__(self) -> str:
+        if not self._names:
+            return f"{type(self).__name__}()"
         pairs = zip(self._names, self._members, strict=True)
         inner = "\n".join([f"{name}: {member!r}" for name, member in pairs])
         return f"{type(self).__name__}(\n    " + inner.replace("\n", "\n    ") + "\n)"
@@ -508,6 +622,21 @@ def _as_member(module: Any) -> TensorDictModuleBase:
     ins, outs = getattr(module, "in_keys", None), getattr(module, "out_keys", None)
     fn: Callable[..., Any] = module
     return WrapModule(fn, ins, outs, init=getattr(module, "init", None))
+
+
+def _as_rows(td: Any, after: Any, unwanted: set[Path]) -> Any:
+    """Return the input with the rows of another batch size, for outputs to go into.
+
+    Args:
+        td: the input.
+        after: the tree as the modules leave it.
+        unwanted: what they wrote that is not to be in the result.
+    """
+    old, new = td.batch_size, after.batch_size
+    if new[len(new) - len(old) :] == old:
+        return td.expand(new)
+    # Other rows than those of the input: nothing of it can stand beside them.
+    return after.exclude(*[short(path) for path in unwanted])
 
 
 def _as_chain(

@@ -10,7 +10,7 @@ from tdfunc._core.annotations import Kind, meaning_of, type_arguments
 from tdfunc._core.keys import short
 from tdfunc._tensorclass import TensorClass
 from tdfunc.errors import OperandError, OptionError
-from tdfunc.nn._dispatch import keywords_of
+from tdfunc.nn._dispatch import input_names, keywords_of
 from tdfunc.nn._module import TensorDictModuleBase, as_output
 from tdfunc.nn._scope import bare, put, read_entry
 
@@ -141,6 +141,7 @@ class _OfRecords(TensorDictModuleBase):
         self._output: Output = output
         self._ins = _field_paths(module.input_type)
         self._outs = _field_paths(module.output_type)
+        input_names(self._ins)
         self._accepts = keywords_of(type(module).forward, _FIRST)
 
     @property

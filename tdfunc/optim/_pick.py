@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from tdfunc._core._torch import is_tracing
-from tdfunc._core.keys import as_path, short
+from tdfunc._core.keys import short
 from tdfunc._core.node import Node, make
+from tdfunc._core.picking import named, picked
 from tdfunc._core.statics import NO_STATICS
 from tdfunc.errors import (
     MissingKeyError,
@@ -56,8 +57,9 @@ def masked(tx: GradientTransformation, mask: Rule) -> GradientTransformation:
 
             - a function of path (a tuple of keys) and leaf, called with whatever is at
               hand, parameters or gradients: look at the path and the shape only;
-            - a mapping of keys or paths (of leaves or of whole nodes) to bools, or a
-              nested mapping; what it does not name is left out;
+            - a mapping of keys or paths (of leaves or of whole nodes), or of patterns
+              such as ``"enc/**"`` and ``"**/bias"``, to bools, or a nested mapping;
+              later entries win, and what it does not name is left out;
             - a tree, or any pytree, of bools, with the structure of the parameters.
 
     Raises:
@@ -219,13 +221,10 @@ def _by_path(flat: Flat, other: Flat) -> list[Any]:
 class _Names:
     """What a mapping says about leaves, looked up once for each structure."""
 
-    __slots__ = ("_last", "_lengths", "_named", "_places")
+    __slots__ = ("_last", "_named")
 
     def __init__(self, rule: Mapping[Any, Any]) -> None:
-        self._named = _named(rule)
-        self._places = {path: at for at, path in enumerate(self._named)}
-        # Only as many looks at a path as there are lengths, however many entries.
-        self._lengths = sorted({len(path) for path in self._named})
+        self._named = named(rule)
         self._last: tuple[Any, list[Any]] | None = None
 
     def of(self, flat: Flat, default: Any) -> list[Any]:
@@ -240,45 +239,17 @@ class _Names:
         return found
 
     def _found(self, paths: Sequence[Path], default: Any) -> list[Any]:
-        values = (*self._named.values(), default)
-        unused = set(self._named)
-        found: list[Any] = []
-        for path in paths:
-            above = [path[:n] for n in self._lengths if n <= len(path)]
-            at = [self._places[start] for start in above if start in self._places]
-            unused.difference_update(above)
-            found.append(values[max(at, default=-1)])
-        for path in self._named:
-            if path in unused:
-                raise MissingKeyError(
-                    "a mask or label is for an entry that is not there",
-                    path=path,
-                    expected=nearest(
-                        ".".join(path), [".".join(each) for each in paths]
-                    ),
-                )
-        return found
-
-
-def _named(rule: Mapping[Any, Any]) -> dict[Path, Any]:
-    """Return what a mapping, nested or not, says by path; the last that it says last.
-
-    Unrolled without recursion, in the order in which it is written.
-    """
-    found: dict[Path, Any] = {}
-    pending: list[tuple[Path, Any]] = [((), rule)]
-    while pending:
-        path, value = pending.pop()
-        if not isinstance(value, Mapping):
-            found.pop(path, None)
-            found[path] = value
-            continue
-        below = [
-            (as_path(key) if isinstance(key, (str, tuple)) else (str(key),), inner)
-            for key, inner in value.items()
-        ]
-        pending += [((*path, *parts), inner) for parts, inner in reversed(below)]
-    return found
+        names, values = list(self._named), (*self._named.values(), default)
+        found, unused = picked(paths, names)
+        if unused:
+            raise MissingKeyError(
+                "a mask or label is for an entry that is not there",
+                path=names[unused[0]],
+                expected=nearest(
+                    ".".join(names[unused[0]]), [".".join(each) for each in paths]
+                ),
+            )
+        return [values[at] for at in found]
 
 
 def _picked(tree: Any, flags: Sequence[bool]) -> Any:

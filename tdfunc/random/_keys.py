@@ -163,7 +163,7 @@ def lone_key(value: Any, what: str) -> torch.Tensor:
             f"{what} takes one key",
             expected="shape [2]",
             got=f"shape {list(key.shape)}",
-            fix=f"torch.vmap(lambda key: random.{what}(key, ...))(keys)",
+            fix="keys[0] is one; torch.vmap(lambda key: ...)(keys) maps over all",
         )
     return key
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_EXAMPLE_LINES = 120
+# An environment, an agent and how it learns are three programs in one.
+LONGER = {"functional_ppo_or_dqn.py": 200}
 
 FENCE = re.compile(
     r"^(?P<indent> *)```python\b[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
@@ -43,14 +45,14 @@ def run_page(page: Path) -> None:
         exec(compile(source, str(page), "exec", dont_inherit=True), namespace)  # noqa: S102
 
 
-def find_example_faults(source: str) -> Iterator[str]:
+def find_example_faults(source: str, most: int = MAX_EXAMPLE_LINES) -> Iterator[str]:
     """Yield what is wrong with the form of an example."""
     functions = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
     if "main" not in {function.name for function in functions}:
         yield "has no main()"
     lines = source.count("\n")
-    if lines >= MAX_EXAMPLE_LINES:
-        yield f"has {lines} lines; {MAX_EXAMPLE_LINES - 1} are the most"
+    if lines >= most:
+        yield f"has {lines} lines; {most - 1} are the most"
 
 
 def _relative(path: Path) -> str:
@@ -70,7 +72,9 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=_relative)
 def test_example_is_short_and_has_a_main(example: Path) -> None:
-    assert [] == list(find_example_faults(example.read_text()))
+    most = LONGER.get(example.name, MAX_EXAMPLE_LINES)
+
+    assert [] == list(find_example_faults(example.read_text(), most))
 
 
 PAGE = """

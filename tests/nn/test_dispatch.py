@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from tdfunc import TensorDict
+from tdfunc import TensorClass, TensorDict
 from tdfunc.errors import MissingKeyError, OptionError
 from tdfunc.nn import (
+    ProbabilisticTensorDictModule,
+    TensorClassModuleBase,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
+    WrapModule,
+    as_tensordict_module,
     dispatch,
 )
 from tests.nn.nets import X, chain
@@ -87,19 +91,104 @@ def test_compiled_mapped_and_differentiated():
         (lambda: ADD(None), OptionError, "neither a tree nor a tensor"),
         (lambda: ADD(TensorDict({"a": A})), OptionError, "module(params, td)"),
         (lambda: ADD(None, A), MissingKeyError, "no ('robot', 'joints')"),
-        (
-            lambda: ADD.replace(in_keys=["a_b", ("a", "b")])(None, A, B),
-            OptionError,
-            "'a_b' and ('a', 'b')",
-        ),
     ],
-    ids=["twice", "too many", "unknown", "nothing", "no params", "missing", "joined"],
+    ids=["twice", "too many", "unknown", "nothing", "no params", "missing"],
 )
 def test_bad_calls(call, error, text):
     with pytest.raises(error) as caught:
         call()
 
     assert text in str(caught.value)
+
+
+class Robot(TensorClass):
+    joints: torch.Tensor
+
+
+class Joined(TensorClass):
+    robot: Robot
+    robot_joints: torch.Tensor
+
+
+JOINED = [("robot", "joints"), "robot_joints"]
+KEYED = TensorDictModule(torch.neg, [("robot", "joints")], ["robot_joints"])
+
+
+def _own(**options: Any) -> None:
+    class Own(TensorDictModuleBase):
+        in_keys, out_keys = JOINED, ("y",)
+
+        @dispatch(**options)
+        def forward(self, params: Any, td: Any) -> Any:
+            raise NotImplementedError
+
+
+def _plain_own() -> None:
+    class Own(TensorDictModuleBase):
+        in_keys, out_keys = JOINED, ("y",)
+
+
+def _of_records() -> None:
+    class Own(TensorClassModuleBase[Joined, Robot]):
+        pass
+
+    Own().as_td_module()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TensorDictModule(torch.add, JOINED, ["y"]),
+        lambda: TensorDictModule(torch.add, {"a": JOINED[0], "b": JOINED[1]}, ["y"]),
+        lambda: ADD.replace(in_keys=JOINED),
+        lambda: as_tensordict_module(in_keys=JOINED, out_keys=["y"])(torch.add),
+        lambda: WrapModule(lambda _, td: td, JOINED, ["y"]),
+        lambda: TensorDictSequential(
+            KEYED.replace(out_keys=["y"]), ADD.replace(in_keys=["y", "robot_joints"])
+        ),
+        lambda: ProbabilisticTensorDictModule(
+            {"loc": JOINED[0], "scale": JOINED[1]}, ["y"]
+        ),
+        lambda: dispatch(source=JOINED, dest=["y"])(lambda _, td: td),
+        _own,
+        _plain_own,
+        _of_records,
+    ],
+    ids=[
+        *("module", "dict", "replaced", "decorated", "wrapped", "sequence"),
+        *("probabilistic", "function", "forward", "class", "records"),
+    ],
+)
+def test_two_inputs_of_one_name_are_refused_when_the_module_is_made(make: Any):
+    with pytest.raises(OptionError, match="two inputs have the name") as caught:
+        make()
+
+    got = str(caught.value).split(" - got ")[1]
+    assert "('robot', 'joints')" in got
+    assert "'robot_joints'" in got.split(" - to fix")[0]
+
+
+def test_two_inputs_of_one_name_may_differ_by_another_separator():
+    _own(separator=".")
+    dispatch(source=JOINED, dest=["y"], separator=".")(lambda _, td: td)
+
+
+def test_what_is_read_and_what_is_written_may_share_a_name():
+    seq = TensorDictSequential(
+        KEYED,
+        TensorDictModule(torch.neg, ["robot_joints"], ["a"]),
+        TensorDictModule(torch.neg, [("robot", "joints")], ["b"]),
+    )
+    minus, plain, last = seq(None, robot_joints=B)
+    assert torch.equal(-B, minus)
+    assert torch.equal(B, plain)
+    assert torch.equal(-B, last)
+    # A part may read both: it is called with trees.
+    part = seq[1:]
+    td = TensorDict({"robot": {"joints": A}, "robot_joints": B})
+    assert torch.equal(-B, part(None, td)["a"])
+    with pytest.raises(OptionError, match="two inputs have the name"):
+        part(None, A, B)
 
 
 class TestDecorator:

@@ -147,8 +147,26 @@ class TestFunctionalVmap:
                 "[4] at dim 1",
             ),
             (lambda: functional_vmap(BAD, PARAMS, X), OptionError, "got int"),
+            (
+                lambda: functional_vmap(NETS[0], PARAMS, 3.0, in_dims=(0,)),
+                OperandError,
+                "all sets share it",
+            ),
+            (
+                lambda: functional_vmap(NETS[0], PARAMS[:0], X, loop=True),
+                ShapeError,
+                "no parameter sets",
+            ),
+            (
+                lambda: functional_vmap(lambda _: 3.0, PARAMS, loop=True),
+                OperandError,
+                "expected tensors, or trees of them - got float",
+            ),
         ],
-        ids=["params", "key", "name", "count", "kind", "dim", "tree dim", "module"],
+        ids=[
+            *("params", "key", "name", "count", "kind", "dim", "tree dim", "module"),
+            *("number", "empty loop", "output"),
+        ],
     )
     def test_bad_calls(self, call, error, text):
         with pytest.raises(error) as caught:
@@ -246,6 +264,20 @@ class TestEnsembleModule:
         for path in one.keys(True, True):
             torch.testing.assert_close(one[path], grads[path][1])
 
+    @pytest.mark.parametrize("expand", [True, False])
+    def test_modules_without_parameters_take_none(self, expand):
+        double = TensorDictModule(lambda x: 2 * x, ["x"], ["y"])
+        ensemble = EnsembleModule(double, 3, expand_input=expand)
+        td = TensorDict({"x": ramp(3, 4)}, 3)
+        out = ensemble(None, td)
+        assert out.equal(ensemble(ensemble.init(random.key(0)), td))
+        assert torch.equal(
+            2 * (td["x"].expand(3, 3, 4) if expand else td["x"]), out["y"]
+        )
+        linear = EnsembleModule(TensorDictModule(nn.Linear(4, 2), ["x"], ["y"]), 3)
+        with pytest.raises(OperandError, match="none are given"):
+            linear(None, td)
+
     def test_bad_calls(self):
         class Fixed(nn.Module):
             def __init__(self):
@@ -258,6 +290,8 @@ class TestEnsembleModule:
         ensemble = EnsembleModule(self.module, 3)
         with pytest.raises(OperandError, match="no module of trees"):
             EnsembleModule(mlp(), 3)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(OptionError, match="num_copies=True"):
+            EnsembleModule(self.module, True)
         with pytest.raises(OptionError, match="num_copies=0"):
             EnsembleModule(self.module, 0)
         with pytest.raises(OptionError, match="never differ"):

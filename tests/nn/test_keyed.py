@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tdfunc import TensorDict, random
-from tdfunc.errors import InvalidLeafError, OptionError
+from tdfunc.errors import InvalidLeafError, OperandError, OptionError
 from tdfunc.nn import TensorDictModule
 from tests.nn.nets import X, mlp, tree
 
@@ -223,3 +223,41 @@ class TestInit:
 
         assert [2.0] * 3 == params["scale"].tolist()
         assert X.shape == (4, 3)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            mlp,
+            lambda: nn.LSTM(3, 4),
+            lambda: nn.MultiheadAttention(4, 2),
+        ],
+        ids=["mlp", "LSTM", "attention"],
+    )
+    def test_shapes_without_memory_are_enough(self, make):
+        with torch.device("meta"):
+            shapes = make()
+
+        params = TensorDictModule(shapes, ["x"], ["y"]).init(KEY)
+
+        assert params.equal(TensorDictModule(make(), ["x"], ["y"]).init(KEY))
+        assert all(x.is_meta for x in shapes.parameters())
+
+    def test_a_tie_without_memory_stays_one(self):
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        net[1].weight = net[0].weight
+
+        assert 3 == len(TensorDictModule(net, ["x"], ["y"]).init(KEY)._leaves)
+
+    def test_parameters_without_memory_need_a_reset(self):
+        class Scaled(nn.Linear):
+            def __init__(self):
+                super().__init__(3, 3)
+                self.scale = nn.Parameter(torch.ones(3))
+
+        with torch.device("meta"):
+            net = nn.Sequential(nn.ReLU(), Scaled())
+
+        with pytest.raises(OperandError, match="meta device") as raised:
+            TensorDictModule(net, ["x"], ["y"]).init(KEY)
+        assert ("1", "scale") == raised.value.path

@@ -24,6 +24,7 @@ from tdfunc.errors import (
 from tdfunc.nn import (
     TensorDictModule,
     TensorDictModuleBase,
+    TensorDictSequential,
     WrapModule,
     as_tensordict_module,
 )
@@ -183,6 +184,38 @@ class TestCall:
 
         assert torch.equal(net(ramp(2, 10, 3)[:, :, :] * 0 + ramp(10, 3)), out["out"])
         assert (10, 5) == out[1]["other"].shape
+
+    def test_ragged_entries_are_read_as_options_say(self):
+        rows = [TensorDict({"x": ramp(n), "n": {"x": ramp(n)}}) for n in (2, 3)]
+        ragged = tdfunc.lazy_stack(rows)
+        given = {"as_padded_tensor": True, "padding_value": -1}
+        options: dict[str, Any] = {"get_kwargs": given}
+        inside = TensorDict({"r": ragged}, 2)
+        padded = torch.tensor([[0.0, 1.0, -1.0], [0.0, 1.0, 2.0]])
+        for td, path in (
+            (ragged, "x"),
+            (ragged, ("n", "x")),
+            (inside, ("r", "x")),
+            (inside, ("r", "n", "x")),
+        ):
+            sums = TensorDictModule(lambda x: x.sum(-1), [path], ["s"], **options)
+            assert torch.equal(padded.sum(-1), sums(None, td)["s"])
+            seq = TensorDictSequential(sums, sums.replace(out_keys=["t"]))
+            assert torch.equal(padded.sum(-1), seq(None, td)["t"])
+        lost = TensorDictModule(torch.neg, [("r", "y")], ["s"], **options)
+        with pytest.raises(MissingKeyError, match=r"no \('r', 'y'\)"):
+            lost(None, inside)
+        with pytest.raises(MissingKeyError, match="no 'q'"):
+            lost.replace(in_keys=["q"])(None, inside)
+        with pytest.raises(MissingKeyError):
+            lost.replace(in_keys=[("q", "r")])(None, inside)
+        for module in (lost, lost.replace(get_kwargs=None)):
+            for td, key in ((ragged, "q"), (inside, ("r", "q")), (ragged, ("n", "q"))):
+                with pytest.raises(MissingKeyError, match="lacks inputs"):
+                    module.replace(in_keys=[key])(None, td)
+        dense = TensorDict({"x": padded}, 2)
+        plain = TensorDictModule(lambda x: x.sum(-1), ["x"], ["s"], **options)
+        assert torch.equal(padded.sum(-1), plain(None, dense)["s"])
 
     @cases()
     def test_any_tree_takes_an_output(self, case):
@@ -486,6 +519,26 @@ class TestErrors:
 
         assert text in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("call", "text"),
+        [
+            (lambda m: m(m.params(), {"x": X}), "a mapping is no tree"),
+            (
+                lambda m: m.call_with_buffers(m.params(), m.buffers(), X),
+                "TensorDictModule takes a tree",
+            ),
+            (
+                lambda m: TensorDictSequential(m).call_with_buffers(None, None, X),
+                "TensorDictSequential takes a tree",
+            ),
+        ],
+        ids=["mapping", "module", "sequence"],
+    )
+    def test_what_is_no_tree(self, call, text):
+        module = TensorDictModule(nn.Linear(3, 2), ["x"], ["y"])
+        with pytest.raises(OperandError, match=text):
+            call(module)
+
     def test_an_output_of_the_wrong_rows(self):
         module = TensorDictModule(lambda x: x[:2], ["x"], ["y"])
 
@@ -596,6 +649,20 @@ class TestOwn:
         assert torch.equal(expected, Noise()(None, tree(), key=key, scale=2.0)["y"])
         with pytest.raises(OptionError, match="got rng"):
             Noise()(None, tree(), key=key, rng=0)
+
+    def test_a_decorated_method(self):
+        class Scale:
+            def __init__(self, factor: float) -> None:
+                self.factor = factor
+
+            @as_tensordict_module(in_keys=["x"], out_keys=["y"])
+            def scaled(self, x: torch.Tensor) -> torch.Tensor:
+                return self.factor * x
+
+        two, three = Scale(2.0), Scale(3.0)
+        assert torch.equal(2 * X, two.scaled(None, tree())["y"])
+        assert torch.equal(3 * X, three.scaled(None, x=X))
+        assert ("y",) == Scale.scaled.out_keys == two.scaled.out_keys
 
     def test_a_decorated_function(self):
         @as_tensordict_module(in_keys=["x"], out_keys=["y"])

@@ -117,6 +117,53 @@ class TestToModule:
 
         assert all(a is b for a, b in zip(own, net.parameters(), strict=True))
 
+    def test_it_is_a_method_of_trees(self):
+        assert TensorDict.to_module is tdfunc.to_module is to_module
+        net = mlp()
+        own = tdfunc.from_module(net)
+        with (own * 0).to_module(net) as outer:
+            with own.to_module(outer):
+                assert own.equal(tdfunc.from_module(net))
+            assert not net(X).any()
+            with pytest.raises(ZeroDivisionError), own.to_module(net):
+                raise ZeroDivisionError
+            assert not net(X).any()
+
+        assert own.equal(tdfunc.from_module(net))
+
+    def test_the_block_may_change_the_module(self):
+        net = nn.Linear(3, 1)
+        before = state_of(net)
+        with tdfunc.from_module(net).to_module(net):
+            net.weight = nn.Parameter(torch.ones(1, 3))
+            del net.bias
+
+        assert before == state_of(net)
+
+    def test_layers_that_keep_lists_of_their_weights(self):
+        net = nn.LSTM(3, 2)
+        params, out = tdfunc.from_module(net), net(X)[0]
+        with (params * 0).to_module(net):
+            assert not net(X)[0].any()
+
+        assert torch.equal(out, net(X)[0])
+
+    def test_in_transforms_and_compiled(self):
+        net = nn.Linear(3, 1)
+        params = tdfunc.from_module(net)
+        before = state_of(net)
+
+        def call(params: TensorDict) -> torch.Tensor:
+            with params.to_module(net):
+                return net(X).sum()
+
+        both = torch.vmap(call)(tdfunc.stack([params, params * 0]))
+        assert [net(X).sum().item(), 0.0] == both.tolist()
+        assert 4 == torch.func.grad(call)(params)["bias"]
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        assert 0 == compiled(params * 0)
+        assert before == state_of(net)
+
     def test_a_part_of_them_and_gradients(self):
         net = nn.Linear(3, 1)
         weight = torch.ones(1, 3, requires_grad=True)
@@ -145,10 +192,11 @@ class TestToModule:
         ("params", "error", "text"),
         [
             ({"wieght": X}, MissingKeyError, "expected one of 'weight'"),
+            ({"a": {"b": X}, "c": X}, MissingKeyError, "got a.b, c"),
             ({"weight": X}, ShapeError, "'weight' of shape [1, 3] - got [4, 3]"),
             (3, OperandError, "got int"),
         ],
-        ids=["name", "shape", "kind"],
+        ids=["name", "names", "shape", "kind"],
     )
     def test_what_is_refused(self, params, error, text):
         net = nn.Linear(3, 1)
@@ -158,3 +206,13 @@ class TestToModule:
 
         assert text in str(caught.value)
         assert before == state_of(net)
+
+    def test_what_is_no_module(self):
+        with pytest.raises(OperandError, match="no module"), TREE.to_module(3):  # pyright: ignore[reportArgumentType]
+            pass
+
+    def test_no_tensors_are_no_change(self):
+        net = nn.Linear(3, 1)
+        before = state_of(net)
+        with TensorDict({}).to_module(net):
+            assert before == state_of(net)

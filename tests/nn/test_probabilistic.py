@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributions as D
 
-from tdfunc import TensorDict, random
+from tdfunc import TensorDict, lazy_stack, random
 from tdfunc.errors import (
     MissingKeyError,
     OperandError,
@@ -19,11 +19,14 @@ from tdfunc.errors import (
 from tdfunc.nn import (
     CompositeDistribution,
     Delta,
+    EnsembleModule,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TanhNormal,
+    TensorDictModule,
     TensorDictModuleBase,
+    TensorDictSequential,
     composite_lp_aggregate,
     draw,
     interaction_type,
@@ -376,6 +379,50 @@ class TestModule:
                 None, TensorDict({"rate": 1.0, "x": -1.0})
             )
 
+    def test_all_that_is_missing_is_listed(self) -> None:
+        with pytest.raises(MissingKeyError, match="no 'loc', 'scale'"):
+            normal()(None, tree().exclude("loc", "scale"))
+
+    def test_methods_take_trees_and_options_of_calls(self) -> None:
+        seq, td = Sequential(normal(return_log_prob=True)), tree()
+        ready = seq(None, td)
+        for method in (seq.dist, seq.log_prob, seq.get_dist_params, seq.score):
+            with pytest.raises(OperandError, match="takes a tree"):
+                method(None, LOC)
+            with pytest.raises(OptionError, match=r"not take these options.*got rng"):
+                method(None, ready, rng=KEY)
+        alone: Any
+        for alone in (
+            normal().dist,
+            normal().log_prob,
+            normal(return_log_prob=True).score,
+        ):
+            with pytest.raises(OperandError, match="takes a tree"):
+                alone(None, LOC)
+            with pytest.raises(OptionError, match=r"not take these options.*got rng"):
+                alone(None, ready, rng=KEY)
+            alone(None, ready, key=KEY, buffers=None, interaction_type="random")
+
+    def test_event_dims_are_batch_dims(self) -> None:
+        with pytest.raises(
+            OptionError, match=r"at most 2, its batch shape is \[3, 2\]"
+        ):
+            normal(event_dims=3)(None, tree())
+        with pytest.raises(OptionError, match="got -1"):
+            normal(event_dims=-1)
+        with pytest.raises(OptionError, match="return_composite is True"):
+            Sequential(normal(), return_composite="no")  # pyright: ignore[reportArgumentType]
+
+    def test_lazy_stacks(self) -> None:
+        many = lazy_stack([tree(), tree().set("more", torch.zeros(3))])
+        out = normal(return_log_prob=True)(
+            None, many, key=KEY, interaction_type="random"
+        )
+
+        assert (2, 3) == out.batch_size
+        assert "more" in out[1]
+        close(out["x_log_prob"], D.Normal(out["loc"], out["scale"]).log_prob(out["x"]))
+
     def test_an_error_of_the_class_is_not_hidden(self) -> None:
         def broken(loc: torch.Tensor, scale: torch.Tensor) -> Any:
             raise TypeError("mine", loc, scale)
@@ -612,6 +659,137 @@ class TestSequential:
 
         assert torch.equal(out["act"], first["act"])
         close(out["act_log_prob"], D.Normal(OBS["obs"], 1.0).log_prob(out["act"]))
+
+    def test_scores_go_where_outputs_go(self) -> None:
+        pair = (unit("obs", "act"), unit("obs", "act", return_log_prob=True))
+        chosen = Sequential(*pair, selected_out_keys=["act_log_prob"])
+        alone = Sequential(*pair, output="empty")
+
+        assert ("obs", "act_log_prob") == chosen(None, OBS).keys()
+        assert ("act", "act_log_prob") == alone(None, OBS).keys()
+        assert (3,) == alone(None, OBS).batch_size
+        options = {"key": KEY, "interaction_type": "random"}
+        out = Sequential(*pair)(None, OBS, **options)
+        assert out.equal(
+            Sequential(*pair).call_with_buffers(None, None, OBS, **options)[0]
+        )
+        ready = out.set("act_log_prob", torch.zeros(3, 2))
+        assert Sequential(*pair)(None, ready, skip_existing=True) is ready
+
+    def test_scores_in_other_sequences_and_compiled(self) -> None:
+        pair = Sequential(unit("obs", "act"), unit("obs", "act", return_log_prob=True))
+        seq = TensorDictSequential(pair, Linear("act", "mu"))
+        params = seq.init(random.key(1))
+
+        def call(key: torch.Tensor) -> Any:
+            return seq(params, OBS, key=key, interaction_type="random")
+
+        out = call(KEY)
+        log_prob = D.Normal(OBS["obs"], 1.0).log_prob(out["act"])
+        close(out["act_log_prob"], log_prob)
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        assert out.equal(compiled(KEY))
+        many = EnsembleModule(pair, 2)(None, OBS, key=KEY, interaction_type="random")
+        close(many["act_log_prob"], D.Normal(many["obs"], 1.0).log_prob(many["act"]))
+
+    @pytest.mark.parametrize("composite", [True, False])
+    def test_keys_reach_nested_sequences_as_in_a_call(self, composite: bool) -> None:  # noqa: FBT001
+        inner = Sequential(unit("obs", "y"), unit("y", "z"), return_composite=composite)
+        seq = Sequential(
+            {"first": unit("obs", "w"), "in": inner}, return_composite=composite
+        )
+        options: dict[str, Any] = {"key": KEY, "interaction_type": "random"}
+        out = seq(None, OBS, **options)
+        dist = seq.dist(None, OBS, **options)
+        found = seq.log_prob(None, out, **options)
+
+        assert torch.equal(out["y"], (dist["z"] if composite else dist).mean)
+        wanted = D.Normal(out["y"], 1.0).log_prob(out["z"])
+        close(wanted, found["z_log_prob"] if composite else found)
+
+    def test_parts_stay_probabilistic(self) -> None:
+        seq = self.chain()
+        params = seq.init(random.key(1))
+        first = seq[:2]
+        assert isinstance(first, Sequential)
+        assert ("0", "1") == first.names
+        assert not first.return_composite  # of one module, the last
+        out = seq(params, OBS, key=KEY, interaction_type="random")
+        close(
+            first.log_prob(first.project(params), out),
+            seq.log_prob(params, out)["y_log_prob"],
+        )
+        found = first(first.project(params), OBS, key=KEY, interaction_type="random")
+        assert torch.equal(out["y"], found["y"])
+        to_y = seq.select_subsequence(out_keys=["y"])
+        assert isinstance(to_y, Sequential)
+        assert first.names == to_y.names
+        assert type(seq[::2]) is type(seq[4:]) is TensorDictSequential
+        to_mu = seq.select_subsequence(out_keys=["mu"])
+        assert type(to_mu) is TensorDictSequential
+        few = seq.select_out_keys("z")
+        assert isinstance(few, Sequential)
+        assert ("obs", "z") == few(params, OBS).keys()
+        assert seq.out_keys == few.reset_out_keys().out_keys
+        close(
+            seq.log_prob(params, out)["z_log_prob"],
+            few.log_prob(params, out)["z_log_prob"],
+        )
+
+    def test_parts_in_nested_sequences(self) -> None:
+        seq = Sequential({"in": self.chain(), "out": unit("mu", "w")})
+        part = seq.select_subsequence(out_keys=["w"])
+
+        assert isinstance(part, Sequential)
+        assert type(part["in"]) is TensorDictSequential
+        inner: Any = part["in"]
+        assert [("0",), ("in", "out")] == [inner.names, part.names]
+
+    def test_parts_keep_what_their_distribution_is_about(self) -> None:
+        assert self.chain(return_composite=True)[:2].return_composite  # pyright: ignore[reportAttributeAccessIssue]
+        last = self.chain(return_composite=False)
+        assert not last[1:].return_composite  # pyright: ignore[reportAttributeAccessIssue]
+        assert last[:3].return_composite  # pyright: ignore[reportAttributeAccessIssue]
+        whole = self.chain(output="empty", partial_tolerant=True)
+        part = whole[:2]
+        assert ("mu", "y") == part(whole.init(KEY).select("0"), OBS).keys()
+        assert OBS.exclude("obs").equal(part(None, OBS.exclude("obs")))
+
+    def test_options_reach_modules_on_the_way(self) -> None:
+        net = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5))
+        norm = TensorDictModule(net, ["obs"], ["mu"])
+        seq = Sequential(norm, unit("mu", "y"), unit("y", "z"))
+        params, buffers = seq.params(), seq.buffers()
+        net.get_submodule("0").eval()
+        shifted = buffers.set(("0", "0", "running_mean"), torch.ones(2))
+        options: dict[str, Any] = {"key": KEY, "buffers": shifted}
+        out = seq(params, OBS, **options, interaction_type="random")
+        mu = norm(params["0"], OBS, buffers=shifted["0"], key=seq._keys(KEY)[0])["mu"]
+
+        close(mu, out["mu"])
+        close(mu, seq.get_dist_params(params, OBS, **options)["mu"])
+        close(mu, seq.dist(params, OBS, **options)["y"].mean)
+        found = seq.log_prob(params, out, **options)
+        close(D.Normal(mu, 1.0).log_prob(out["y"]), found["y_log_prob"])
+        scored = seq.score(params, out, **options)
+        assert torch.equal(mu, scored["mu"])
+        assert torch.equal(out["z"], scored["z"])
+        with pytest.raises(OptionError, match="no key"):
+            seq.log_prob(params, out)
+
+    def test_tolerant_sequences_leave_out_distributions(self) -> None:
+        seq = Sequential(
+            unit("obs", "y", return_log_prob=True),
+            unit("lost", "z", return_log_prob=True),
+            partial_tolerant=True,
+        )
+        out = seq(None, OBS)
+
+        assert ("obs", "y", "y_log_prob") == out.keys()
+        assert (("y",),) == tuple(seq.dist(None, OBS).keys())
+        assert ("y_log_prob",) == seq.log_prob(None, out).keys()
+        assert out.equal(seq.score(None, out))
 
     def test_several_draws(self) -> None:
         seq = Sequential(

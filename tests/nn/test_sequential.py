@@ -15,13 +15,16 @@ import tdfunc
 from tdfunc import TensorDict, random
 from tdfunc.errors import MissingKeyError, OperandError, OptionError
 from tdfunc.nn import (
+    EnsembleModule,
     TensorDictModule,
     TensorDictSequential,
     WrapModule,
+    _scope,
     set_skip_existing,
     skip_existing,
 )
 from tdfunc.testing import assert_pure
+from tests.cases import ramp
 from tests.nn.nets import X, chain, mlp, state_of, tree
 
 TD = TensorDict({"x": X, "mask": torch.ones(4, 3)}, batch_size=4)
@@ -67,6 +70,56 @@ class TestKeys:
         assert ("enc", "dec") == named.params().keys()
         with pytest.raises(MissingKeyError, match="no module of this name"):
             seq["zzz"]
+
+
+def test_one_tree_is_built_for_a_call(monkeypatch):
+    made: list[Any] = []
+    make = _scope.make
+    monkeypatch.setattr(_scope, "make", lambda *args: made.append(args) or make(*args))
+    layers = [step(nn.Linear(3, 3), ["x"], ["x"]), step(torch.tanh, ["x"], ["x"])]
+    seq = TensorDictSequential(*layers * 3, TensorDictSequential(*layers))
+    params = seq.params()
+    made.clear()
+    seq(params, TD)
+
+    assert 1 == len(made)
+
+
+class TestEdits:
+    def test_they_return_other_sequences(self):
+        seq = chain()
+        params = seq.init(random.key(0))
+        double = step(lambda y: 2 * y, ["y"], ["y"])
+        more = seq.insert(1, double)
+        assert ("0", "3", "1", "2") == more.names
+        assert ("0", "1", "2") == seq.names
+        y = seq(params, TD)["y"]
+        assert torch.equal(2 * y + TD["mask"], more(params, TD)["z"])
+        other = seq.replace("1", step(torch.add, ["y", "y"], ["z"]))
+        assert torch.equal(2 * y, other(params, TD)["z"])
+        assert seq.names == other.names
+        few = seq.drop(-1)
+        assert ("0", "1") == few.names
+        assert ("y", "z") == few.out_keys
+        last = seq.insert(3, lambda _, td: td.set("end", td["h"]), "end")
+        assert torch.equal(seq(params, TD)["h"], last(params, TD)["end"])
+        assert ("a", *seq.names) == seq.insert("0", double, "a").names
+        nested = TensorDictSequential({"in": seq}, output="only").replace(0, few)
+        assert ("y", "z") == nested({"in": params.select("0")}, TD).keys()
+
+    @pytest.mark.parametrize(
+        ("edit", "error", "text"),
+        [
+            (lambda s: s.drop(3), IndexError, "out of range"),
+            (lambda s: s.replace("x", s[0]), MissingKeyError, "no module of this name"),
+            (lambda s: s.insert(0, s[0], "1"), OptionError, "another name - got '1'"),
+            (lambda s: s.insert(0, nn.ReLU()), OperandError, "no module of trees"),
+        ],
+        ids=["place", "name", "taken", "kind"],
+    )
+    def test_what_is_refused(self, edit, error, text):
+        with pytest.raises(error, match=text):
+            edit(chain())
 
 
 class TestCall:
@@ -167,6 +220,33 @@ class TestCall:
 
         assert keys == out.keys()
         assert size == out.batch_size
+
+    @pytest.mark.parametrize("rows", [4, 3], ids=["rows", "square"])
+    def test_dims_that_modules_put_in_front_are_in_the_result(self, rows):
+        layers = [TensorDictModule(nn.Linear(2, 2), [i], [o]) for i, o in ("xh", "hy")]
+        each = [EnsembleModule(m, 3, expand_input=m is layers[0]) for m in layers]
+        seq = TensorDictSequential(*each)
+        params = seq.init(random.key(0))
+        td = TensorDict({"x": ramp(rows, 2), "h": ramp(rows)}, rows)
+        whole = seq(params, td)
+        few = seq.select_out_keys("y")(params, td)
+        empty = TensorDictSequential(*each, output="empty")(params, td)
+
+        assert (3, rows) == whole.batch_size == few.batch_size == empty.batch_size
+        assert torch.equal(whole["y"], few["y"])
+        assert torch.equal(td["h"].expand(3, rows), few["h"])
+        assert torch.equal(whole["h"], empty["h"])
+        assert ("h", "y") == empty.keys()
+
+    def test_outputs_of_other_rows_stand_alone(self):
+        first = WrapModule(lambda _, td: td[:2].set("y", td["x"][:2]), ["x"], ["y"])
+        both = TensorDictModule(lambda y: (y, y + 1), ["y"], ["z", "w"])
+        seq = TensorDictSequential(first, both, selected_out_keys=["w"])
+        out = seq(None, TensorDict({"x": ramp(4), "z": ramp(4)}, 4))
+
+        assert (2,) == out.batch_size
+        assert {"x", "w"} == set(out.keys())
+        assert torch.equal(ramp(4)[:2] + 1, out["w"])
 
     def test_partial_sequences_leave_out_what_lacks_inputs(self):
         seq = TensorDictSequential(*chain(), partial_tolerant=True)
@@ -426,6 +506,25 @@ def test_a_subclass_takes_what_its_modules_take():
         seq(None, TD, thrice=True)
     outer = TensorDictSequential(seq)
     assert torch.equal(2 * (X + 1), outer(None, TD, by=1.0, twice=True)["s"])
+
+
+def test_the_forward_of_a_subclass_runs_with_buffers_too():
+    class Doubled(TensorDictSequential):
+        def forward(self, params: Any, td: Any, **options: Any) -> Any:
+            return super().forward(params, td, **options).set("twice", 2 * td["x"])
+
+    norm = step(nn.BatchNorm1d(3).eval(), ["x"], ["y"])
+    seq = Doubled(norm)
+    buffers = seq.buffers().set(("0", "running_mean"), torch.ones(3))
+    out, after = seq.call_with_buffers(seq.params(), buffers, TD)
+
+    assert after is buffers
+    assert torch.equal(2 * X, out["twice"])
+    assert torch.equal(norm(norm.params(), TD, buffers=buffers["0"])["y"], out["y"])
+    both, _ = TensorDictSequential({"in": seq}).call_with_buffers(
+        {"in": seq.params()}, {"in": buffers}, TD
+    )
+    assert out.equal(both)
 
 
 def test_it_is_copied_and_pickled():

@@ -11,7 +11,13 @@ import torch
 
 import tdfunc
 from tdfunc import NonTensorData, TensorDict
-from tdfunc.errors import NotFiniteError, OperandError, OptionError, StructureError
+from tdfunc.errors import (
+    MissingKeyError,
+    NotFiniteError,
+    OperandError,
+    OptionError,
+    StructureError,
+)
 from tests.cases import Case, cases, check, fingerprint, leaves_of
 
 
@@ -165,6 +171,100 @@ def test_polyak_takes_one_rate_for_every_member() -> None:
     assert torch.float32 == got["w"].dtype
     once = target.polyak(online, torch.tensor(0.5))
     assert [[0.5] * 3] * 2 == once["w"].tolist()
+
+
+@cases(lambda case: not case.tree._schema.lazy)
+def test_polyak_moves_every_leaf_at_its_own_rate(case: Case) -> None:
+    rows = case.tree._schema.rows
+    paths = [p for i, p in enumerate(case.tree._schema.paths()) if i not in rows]
+    rates = {path: (i + 1) / 64 for i, path in enumerate(paths)}
+    other = case.tree.apply(lambda x: x.detach().logical_not().to(x.dtype))
+    before = fingerprint(case.leaves.values())
+
+    got = case.tree.polyak(other, rates)
+
+    every = {"**": 0.25} if paths else {}
+    for path, x in leaves_of(got).items():
+        whole = path if isinstance(path, tuple) else (path,)
+        alone = case.tree.polyak(other, rates[whole])
+        assert_same(x, leaves_of(alone)[path])
+    assert got._schema is case.tree._schema
+    assert got.names == case.tree.names
+    same, once = case.tree.polyak(other, every), case.tree.polyak(other, 0.25)
+    for path, x in leaves_of(same).items():
+        assert_same(x, leaves_of(once)[path])
+    assert before == fingerprint(case.leaves.values())
+
+
+def assert_same(x: torch.Tensor, y: torch.Tensor) -> None:
+    torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_mapping_of_rates_by_node_pattern_and_member() -> None:
+    target = TensorDict(
+        enc={"w": torch.zeros(2, 3), "n": torch.tensor([1, 2])},
+        head={"w": torch.zeros(2), "bias": torch.zeros(2, 1)},
+        name="net",
+        batch_size=2,
+    )
+    online = target + 1
+    rates = {"enc/**": torch.tensor([0.5, 0.25]), "head": {"*": 0.125}, "**/bias": 0}
+
+    got = target.polyak(online, rates)
+
+    assert [[0.5] * 3, [0.25] * 3] == got["enc", "w"].tolist()
+    assert [2, 3] == got["enc", "n"].tolist()
+    assert [0.125, 0.125] == got["head", "w"].tolist()
+    assert [[0.0], [0.0]] == got["head", "bias"].tolist()
+    assert "net" == got["name"]
+    mapped = torch.vmap(
+        lambda t, o, tau: t.polyak(o, {**rates, "enc/**": tau}), (0, 0, 0)
+    )(target, online, rates["enc/**"])
+    assert got.equal(mapped)
+    compiled = torch.compile(
+        lambda t, o: t.polyak(o, {"enc/**": 0.5, "head": 0.25}),
+        fullgraph=True,
+        backend="eager",
+    )
+    assert compiled(target, online).equal(
+        target.polyak(online, {"enc/**": 0.5, "head": 0.25})
+    )
+    slope = torch.func.grad(
+        lambda tau: target.polyak(online, {"**": tau})["enc", "w"].sum()
+    )
+    assert 6.0 == slope(torch.tensor(0.5)).item()
+
+
+def test_a_mapping_of_rates_is_for_every_leaf_and_names_none_that_is_not() -> None:
+    td = TensorDict(
+        enc={"w": torch.zeros(2), "v": torch.zeros(2)},
+        head={"w": torch.zeros(2)},
+        text=["a", "b"],
+        batch_size=2,
+    )
+
+    with pytest.raises(OptionError, match=r"no tau.*none for td\['enc', 'v'\]") as bare:
+        td.polyak(td, {"head/**": 0.1, ("enc", "w"): 0.1})
+    assert ("enc", "v") == bare.value.path
+    with pytest.raises(OptionError, match=r"td\['enc', 'w'\].*td\['head', 'w'\]"):
+        td.polyak(td, {})
+    with pytest.raises(MissingKeyError, match=r"'decoder/\*\*', 'haed'$") as lost:
+        td.polyak(td, {"**": 0.1, "decoder/**": 0.1, "haed": 0.1})
+    assert ("decoder/**",) == lost.value.path
+    with pytest.raises(OptionError, match="from 0 to 1"):
+        td.polyak(td, {"**": 1.5})
+    with pytest.raises(OperandError, match="does not fit the batch size"):
+        td.polyak(td, {"**": torch.zeros(3)})
+    with pytest.raises(OperandError, match="can not be combined") as kind:
+        td.polyak(td, {"**": "fast"})
+    assert "got str" in str(kind.value)
+    with pytest.raises(OperandError, match="other shapes") as shape:
+        td.polyak(td.set(("enc", "w"), torch.zeros(2, 3)), {"**": 0.1})
+    assert ("enc", "w") == shape.value.path
+    with pytest.raises(StructureError, match="other entries"):
+        td.polyak(td.drop("head"), {"**": 0.1})
+    with pytest.raises(OperandError, match="lazy stack"):
+        tdfunc.lazy_stack([td, td]).polyak(tdfunc.lazy_stack([td, td]), {"**": 0.1})
 
 
 def test_not_finite_leaves_are_all_named() -> None:

@@ -1,0 +1,399 @@
+"""Trees as directories of memory-mapped files, the peer's own format.
+
+Everything below the root is opened by one name at a time, relative to the directory
+above, and no symbolic link is followed: nothing outside is read or written, paths may
+be longer than the system takes, and a directory that is replaced meanwhile is still
+the one that was opened. Two directories are open at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+from tdfunc.errors import FileFormatError, FormatLimitError, MissingFileError
+from tdfunc.io import _map
+from tdfunc.io._atomic import new_directory, remove_tree
+from tdfunc.io._folder import META, Folder, Where, files_of, outline_of
+from tdfunc.io._layout import Array, Level, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from tdfunc.io._options import ReadOptions, WriteOptions
+
+__all__ = ["open_source", "recognises", "write"]
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_BELOW = _DIRECTORY | os.O_NOFOLLOW
+# Opening a FIFO waits for whoever writes to it, unless told not to.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_COMPARED = 1 << 20  # bytes at once
+
+
+def write(level: Level, path: Path, options: WriteOptions) -> None:
+    """Write a tree as a directory; in every node the ``meta.json`` is last.
+
+    Raises:
+        FormatLimitError: some entries can not be in files; nothing was written.
+        PickleRefusedError: some values need pickle; nothing was written.
+        TargetExistsError: something is at `path` that may not be replaced.
+        OSError: the system refuses.
+    """
+    files = files_of(level, allow_pickle=options.allow_pickle)
+    with (
+        new_directory(
+            path,
+            overwrite=options.overwrite,
+            durable=options.durable,
+            atomic=options.atomic,
+        ) as root,
+        _Walk(root, str(path)) as walk,
+    ):
+        if not options.atomic:
+            _clear(root)
+        linked: dict[int, Where] = {}
+        for where, data in files:
+            here = walk.enter(where[:-1], make=True)
+            try:
+                if isinstance(data, bytes):
+                    _write(here, where[-1], [data])
+                    continue
+                known = linked.get(id(data))
+                if known is None or not _link(walk, known, where):
+                    buffer = _map.as_buffer(cast("torch.Tensor", data.tensor))
+                    _write(walk.enter(where[:-1]), where[-1], [buffer])
+                    linked[id(data)] = where
+            except FileExistsError as error:
+                raise _clash(path, where) from error
+            options.progress(data.nbytes)
+
+
+def open_source(path: Path, options: ReadOptions) -> Source:
+    """Open a directory.
+
+    Raises:
+        MissingFileError: there is none.
+        FileFormatError: it is no directory with a ``meta.json``.
+    """
+    return _Directory(path, options)
+
+
+def recognises(path: Path) -> bool:
+    """Return whether this is a directory with a ``meta.json``."""
+    try:
+        return stat.S_ISREG(os.lstat(path / META).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _clear(root: int) -> None:
+    """Remove what an older tree left: first what makes it one."""
+    for name in sorted(os.listdir(root), key=lambda name: name != META):
+        remove_tree(root, name)
+
+
+def _write(directory: int, name: str, buffers: list[memoryview | bytes]) -> None:
+    file = os.open(name, _NEW, 0o666, dir_fd=directory)
+    try:
+        _map.write_all(file, buffers)
+    finally:
+        os.close(file)
+
+
+def _link(walk: _Walk, known: Where, where: Where) -> bool:
+    """Give a file a second name; return whether the file system has that."""
+    source = os.dup(walk.enter(known[:-1]))
+    try:
+        here = walk.enter(where[:-1])
+        os.link(
+            known[-1],
+            where[-1],
+            src_dir_fd=source,
+            dst_dir_fd=here,
+            follow_symlinks=False,
+        )
+    except FileExistsError:
+        raise
+    except OSError:  # too many names, or none at all
+        return False
+    finally:
+        os.close(source)
+    return True
+
+
+def _clash(path: Path, where: Where) -> FormatLimitError:
+    return FormatLimitError(
+        f"{path}: there is a file of this name already",
+        expected="keys that this file system tells apart; some take 'A' for 'a'",
+        got="/".join(where),
+        fix="td.rename_key_(...), or the format 'archive'",
+    )
+
+
+class _Walk:
+    """Directories below an open one, each opened from where the last one was.
+
+    Args:
+        root: a descriptor, which stays open.
+        name: the root, for error messages.
+    """
+
+    def __init__(self, root: int, name: str) -> None:
+        self._root = root
+        self._name = name
+        self._here = root
+        self._where: Where = ()
+        self._ids: list[tuple[int, int]] = []  # of the directories down to here
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._go(self._root)
+        self._where, self._ids = (), []
+
+    def _go(self, descriptor: int) -> None:
+        if self._here != self._root:
+            os.close(self._here)
+        self._here = descriptor
+
+    def enter(self, where: Where, *, make: bool = False) -> int:
+        """Return a descriptor of a directory; the next call may close it.
+
+        Args:
+            where: the directory.
+            make: make directories that are not there.
+
+        Raises:
+            FileNotFoundError: there is none.
+            FileFormatError: a part of it is no directory, or a symbolic link.
+        """
+        if where == self._where:
+            return self._here
+        common = min(len(where), len(self._where))
+        while where[:common] != self._where[:common]:
+            common -= 1
+        self._climb(common)
+        for name in where[common:]:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=self._here)
+            self._descend(name)
+        return self._here
+
+    def _climb(self, depth: int) -> None:
+        """Go up to one of the directories above."""
+        up = len(self._where) - depth
+        if up <= depth:
+            for _ in range(up):
+                self._go(os.open("..", _BELOW, dir_fd=self._here))
+                self._where, self._ids = self._where[:-1], self._ids[:-1]
+            if depth and up and _id(os.fstat(self._here)) != self._ids[-1]:
+                raise FileFormatError(f"{self._name}: a directory in it was moved")
+            return
+        where = self._where[:depth]
+        self._go(self._root)
+        self._where, self._ids = (), []
+        for name in where:
+            self._descend(name)
+
+    def _descend(self, name: str) -> None:
+        try:
+            below = os.open(name, _BELOW, dir_fd=self._here)
+        except OSError as error:
+            if error.errno in {errno.ENOTDIR, errno.ELOOP}:
+                shown = "/".join((self._name, *self._where, name))
+                raise FileFormatError(
+                    f"{shown}: this is no directory",
+                    expected="a directory; symbolic links are not followed",
+                ) from error
+            raise
+        self._go(below)
+        self._where = (*self._where, name)
+        self._ids.append(_id(os.fstat(below)))
+
+
+def _id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+class _Place(NamedTuple):
+    """A file: its directory, its name, and which one it was when it was found."""
+
+    where: Where
+    name: str
+    id: tuple[int, int]
+
+
+class _Files(Folder):
+    """The files of a directory."""
+
+    def __init__(self, walk: _Walk, name: str) -> None:
+        self.name = name
+        self._walk = walk
+
+    def content(self, where: Where, limit: int) -> bytes | None:
+        file = self.opened(where[:-1], where[-1])
+        if file is None:
+            return None
+        try:
+            size = os.fstat(file).st_size
+            if size > limit:
+                raise FileFormatError(
+                    f"{self.at(where)}: this file is too large",
+                    expected=f"at most {limit} bytes",
+                    got=f"{size} bytes",
+                )
+            raw = os.read(file, size + 1)
+            while 0 < len(raw) <= limit and (more := os.read(file, 1 << 20)):
+                raw += more
+        finally:
+            os.close(file)
+        if len(raw) > limit:
+            raise FileFormatError(f"{self.at(where)}: this file grows while it is read")
+        return raw
+
+    def locate(self, where: Where, nbytes: int) -> _Place | None:
+        above, name = where[:-1], where[-1]
+        try:
+            directory = self._walk.enter(above)
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise self.named(error, where) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise self.no_file(where)
+        self.check_size(where, found.st_size, nbytes)
+        return _Place(above, name, _id(found))
+
+    def same(self, places: Sequence[Any]) -> bool:
+        if len({place and place.id for place in places}) == 1:
+            return True
+        first = places[0]
+        return all([self._alike(first, place) for place in places[1:]])
+
+    def _alike(self, one: _Place, other: _Place) -> bool:
+        """Return whether two files have the same bytes; copies are not hard links."""
+        a, b = self.found(one), self.found(other)
+        try:
+            while True:
+                left, right = os.read(a, _COMPARED), os.read(b, _COMPARED)
+                if left != right or not left:
+                    return left == right
+        finally:
+            os.close(a)
+            os.close(b)
+
+    def opened(self, above: Where, name: str) -> int | None:
+        """Open a file for reading; None if there is none."""
+        try:
+            file = os.open(name, _READ, dir_fd=self._walk.enter(above))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            if error.errno == errno.ELOOP:
+                raise self.no_file((*above, name)) from error
+            raise self.named(error, (*above, name)) from error
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise self.no_file((*above, name))
+        return file
+
+    def found(self, place: _Place) -> int:
+        """Open a file that was there before.
+
+        Raises:
+            FileFormatError: it is not there any more.
+        """
+        file = self.opened(place.where, place.name)
+        if file is None:
+            raise self.gone(place)
+        return file
+
+    def above(self, place: _Place) -> int:
+        """Return the directory of a file that was there before, as `found`."""
+        try:
+            return self._walk.enter(place.where)
+        except FileNotFoundError as error:
+            raise self.gone(place) from error
+
+    def gone(self, place: _Place) -> FileFormatError:
+        """Return the error for a file that was there before."""
+        return FileFormatError(
+            f"{self.at((*place.where, place.name))}: this file is gone",
+            expected="a directory that nobody writes to",
+            fix="load again",
+        )
+
+    def check_size(self, where: Where, size: int, nbytes: int) -> None:
+        """Raise if a file is too short."""
+        if size < nbytes:
+            raise FileFormatError(
+                f"{self.at(where)}: this file is too short",
+                expected=f"{nbytes} bytes",
+                got=f"{size} bytes",
+            )
+
+    def no_file(self, where: Where) -> FileFormatError:
+        return FileFormatError(
+            f"{self.at(where)}: this is no regular file",
+            expected="a file; symbolic links are not followed",
+        )
+
+    def named(self, error: OSError, where: Where) -> OSError:
+        return type(error)(error.errno, error.strerror, self.at(where))
+
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENAMETOOLONG})
+
+
+class _Directory(Source):
+    """A directory that was opened."""
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.name = str(path)
+        self._options = options
+        try:
+            self._root = os.open(path, _DIRECTORY)
+        except FileNotFoundError as error:
+            raise MissingFileError(f"{path}: there is no such directory") from error
+        except NotADirectoryError as error:
+            raise FileFormatError(f"{path}: this is no directory") from error
+        self._walk = _Walk(self._root, self.name)
+        self._files = _Files(self._walk, self.name)
+
+    def outline(self) -> Level:
+        return outline_of(self._files, self._options)
+
+    def read(self, arrays: Sequence[Array]) -> None:
+        wanted = [array for array in arrays if array.tensor is None]
+        tensors = _map.tensors_of(self._found(wanted))
+        for array, tensor in zip(wanted, tensors, strict=True):
+            array.tensor = tensor
+
+    def _found(self, arrays: list[Array]) -> Iterator[tuple[int, str, Any, Any]]:
+        """Yield where each file is; the descriptor is good until the next one."""
+        above, progress = self._files.above, self._options.progress
+        for array in arrays:
+            place = array.place
+            if place is None:  # there are no elements
+                yield -1, "", array.dtype, array.shape
+            else:
+                yield above(place), place.name, array.dtype, array.shape
+                progress(array.nbytes)
+
+    def close(self) -> None:
+        if self._root >= 0:
+            self._walk.__exit__()
+            os.close(self._root)
+            self._root = -1

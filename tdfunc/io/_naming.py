@@ -1,0 +1,99 @@
+"""What the files of a tree are called, and what stands where in them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "META",
+    "MOST_DIMS",
+    "MOST_META",
+    "OURS",
+    "PARTS",
+    "SUFFIX",
+    "VERSION",
+    "Folder",
+    "Where",
+    "encoded",
+    "hidden_name",
+    "is_name",
+]
+
+Where: TypeAlias = "tuple[str, ...]"
+"""Names of directories, and of a file, from the root."""
+
+META: Final = "meta.json"
+SUFFIX: Final = ".memmap"
+
+OURS: Final = "_tdfunc"
+VERSION: Final = 1
+PARTS: Final = ("values", "offsets", "lengths")  # of a jagged tensor
+
+MOST_META: Final = 1 << 29  # bytes of meta.json, and of a pickle
+MOST_DIMS: Final = 64  # of a tensor, and of lazy stacks in each other
+_MOST_NAME = 255  # bytes of a name, on nearly all file systems
+
+_UNSAFE = (*'/<>:"|?*\\ %', *map(chr, range(32)), chr(127))
+_ENCODED = str.maketrans({char: f"%{ord(char):02X}" for char in _UNSAFE})
+
+
+def encoded(key: str) -> str:
+    """Return a key as the peer names a file after it."""
+    return "%2E" * len(key) if key in {".", ".."} else key.translate(_ENCODED)
+
+
+def hidden_name(at: int) -> str:
+    """Return the name of the files of an entry that the peer must not see."""
+    return f"%tdfunc-{at}"
+
+
+def is_name(name: str) -> bool:
+    """Return whether a file may be called so."""
+    if name.isascii():
+        return len(name) <= _MOST_NAME
+    try:
+        return len(name.encode("utf-8")) <= _MOST_NAME
+    except UnicodeEncodeError:  # half of a character
+        return False
+
+
+class Folder(ABC):
+    """Named files below a root, to be read.
+
+    Attributes:
+        name: the root, for error messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def content(self, where: Where, limit: int) -> bytes | None:
+        """Return a small file whole, None if there is none.
+
+        Raises:
+            FileFormatError: it has more than `limit` bytes, or is no file.
+        """
+
+    @abstractmethod
+    def locate(self, where: Where, nbytes: int) -> object | None:
+        """Return the place of a file of at least so many bytes, None if there is none.
+
+        Raises:
+            FileFormatError: it is shorter, or is no file.
+        """
+
+    def same(self, places: Sequence[object]) -> bool:
+        """Return whether all bytes at some places are the same.
+
+        Asked only of arrays that were one tensor when they were saved; the peer may
+        have written over one of them since.
+        """
+        return all([place == places[0] for place in places])
+
+    def at(self, where: Where) -> str:
+        """Return the name of a file, for error messages."""
+        return "/".join((self.name, *where))
