@@ -18,9 +18,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager, suppress
-from functools import reduce
 from hashlib import blake2b
-from operator import or_
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE, S_ISDIR, S_ISLNK
@@ -49,7 +47,10 @@ _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 def _flags(*names: str) -> int:
     """Return these flags of `os.open`, as far as the system has them."""
-    return reduce(or_, [getattr(os, name, 0) for name in names])
+    flags = 0
+    for name in names:
+        flags |= getattr(os, name, 0)
+    return flags
 
 
 _NEW = _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_NOFOLLOW")
