@@ -246,18 +246,19 @@ class Members(Folder):
         return member
 
     def same(self, places: Sequence[Any]) -> bool:
-        first, *others = places
-        for other in others if first is not None else ():
-            if (first.crc, first.size) != (other.crc, other.size):
-                return False
-            # The peer writes into stored arrays and leaves the checksums for later.
-            one, two = [
-                pieces(self.descriptor, m, self.name, check=False)
-                for m in (first, other)
-            ]
-            if not all(map(eq, one, two)):
-                return False
-        return True
+        first = places[0]
+        # Arrays without elements have no file.
+        return first is None or all([self._alike(first, one) for one in places[1:]])
+
+    def _alike(self, one: Member, other: Member) -> bool:
+        if (one.crc, one.size) != (other.crc, other.size):
+            return False
+        # The peer writes into stored arrays and leaves the checksums for later.
+        left, right = [
+            pieces(self.descriptor, member, self.name, check=False)
+            for member in (one, other)
+        ]
+        return all(map(eq, left, right))
 
 
 class _Archive(Source):

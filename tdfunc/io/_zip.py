@@ -127,15 +127,12 @@ def _exactly(descriptor: int, count: int, offset: int, file: str) -> bytes:
         FileFormatError: it ends before.
     """
     found = os.pread(descriptor, count, offset)
-    if len(found) < count:
-        parts = [found]
-        while found and count > sum(map(len, parts)):
-            have = sum(map(len, parts))
-            found = os.pread(descriptor, count - have, offset + have)
-            parts.append(found)
-        found = b"".join(parts)
-        if len(found) < count:
+    # The system reads no more than 2 GiB at once.
+    while len(found) < count:
+        more = os.pread(descriptor, count - len(found), offset + len(found))
+        if not more:
             raise broken(file, None, "the file ends too early")
+        found += more
     return found
 
 

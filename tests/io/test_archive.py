@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import struct
 import subprocess
@@ -141,6 +142,12 @@ class TestRoundTrip:
 
         assert back["a"].tolist() == [0, 1, 2]
         assert back["b"].tolist() == [9, 1, 2]
+
+        # Another program, which does count anew.
+        with zipfile.ZipFile(path) as file:
+            files = {n: file.read(n) for n in file.namelist() if n != "b.memmap"}
+        zipped(path, {**files, "b.memmap": bytes([9, 1, 2])})
+        assert load(path)["b"].tolist() == [9, 1, 2]
 
     def test_equal_trees_make_equal_archives(self, tmp_path: Path) -> None:
         save(some_tree(), tmp_path / "a.tdz")
@@ -474,7 +481,7 @@ class TestBroken:
 
     @pytest.mark.parametrize("compression", [None, "deflate", "lzma"])
     def test_one_flipped_bit(self, tmp_path: Path, compression: str | None) -> None:
-        """Every byte that is no payload, and with checksums every byte."""
+        """With checksums of arrays, every byte is checked."""
         td = TensorDict({"a": ramp(21), "n": {"b": ramp(2), "s": "x"}, "c": ramp(16)})
         path = tmp_path / "x.tdz"
         save(td, path, compression=compression)
@@ -482,7 +489,7 @@ class TestBroken:
         draw = random.Random(0)  # noqa: S311
         wrong: list[int] = []
 
-        for at in range(len(whole)):
+        for at in range(0, len(whole), 3 if compression else 1):
             flipped = bytearray(whole)
             flipped[at] ^= 1 << draw.randrange(8)
             path.write_bytes(flipped)
@@ -539,3 +546,66 @@ def test_reading_in_parts(tmp_path: Path) -> None:
         assert [a.tensor is None for a in arrays] == [False, True, True, True]
         source.read(arrays[2:])
         assert arrays[1].tensor is None
+        read = arrays[0].tensor
+        source.read(arrays)
+        assert read is arrays[0].tensor
+        assert arrays[1].tensor is not None
+
+
+def test_small_files_only(tmp_path: Path) -> None:
+    save(some_tree(), tmp_path / "x.tdz")
+    with (tmp_path / "x.tdz").open("rb") as file:
+        members = _archive.Members(file.fileno(), "x.tdz")
+
+        assert members.content(("n", "none.json"), 100) is None
+        with pytest.raises(FileFormatError, match=r"x\.tdz: 'meta\.json': .*too large"):
+            members.content(("meta.json",), 100)
+
+
+def test_more_than_there_is_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(TensorDict({"a": ramp(3)}), tmp_path / "x.tdz", compression="deflate")
+
+    def full(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(MemoryError, match=r"x\.tdz: 'a\.memmap': not enough memory"):
+        load(tmp_path / "x.tdz")
+
+
+def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked what a file is, the answer is then that it is nothing known."""
+    (tmp_path / "x.tdz").touch()
+
+    def failing(*_: Any) -> bytes:
+        raise OSError(5, "no")
+
+    monkeypatch.setattr(os, "pread", failing)
+
+    assert not _archive.recognises(tmp_path / "x.tdz")
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_a_disk_that_is_full(tmp_path: Path, compression: str | None) -> None:
+    """As a quota on the size of a file says it."""
+    path = tmp_path / "x.tdz"
+    save(some_tree(), path)
+    noise = torch.randint(256, (3 << 20,), dtype=torch.uint8)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save(
+                TensorDict({"a": noise}),
+                path,
+                compression=compression,
+                overwrite=True,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["x.tdz"]
+    assert_equal(load(path), some_tree())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from tdfunc.errors import (
     OptionError,
     TargetExistsError,
 )
+from tdfunc.io import _pack
 from tdfunc.io._atomic import remove_tree
 from tdfunc.testing import assert_equal
 from tests.cases import CASES, OBJECT, ROW_CASES, Case, cases, ramp
@@ -313,3 +315,36 @@ def test_a_file_that_shrinks_meanwhile(
             with pytest.raises(FileFormatError, match=f"{name}.* changes while it is"):
                 tdfunc.pack_memmap(tmp_path / "d", tmp_path / "x.tdz")
         assert not (tmp_path / "x.tdz").exists()
+
+
+def test_a_file_that_goes_away_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories.save(TensorDict({"a": ramp(3)}), tmp_path / "d")
+    more = [("meta.json",), ("gone.memmap",)]
+    monkeypatch.setattr(_pack, "_files_below", lambda *_: more)
+
+    with pytest.raises(FileFormatError, match=r"gone\.memmap: changes while"):
+        tdfunc.pack_memmap(tmp_path / "d", tmp_path / "x.tdz")
+
+
+def test_file_systems_without_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    td = TensorDict({"a": torch.ones(MIB)})
+    directories.save(td, tmp_path / "d")
+    for number in (errno.EINVAL, errno.EIO):
+
+        def failing(*_: Any, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "lseek", failing)
+            if number == errno.EIO:
+                with pytest.raises(OSError, match="Input/output"):
+                    tdfunc.pack_memmap(tmp_path / "d", tmp_path / "y.tdz")
+            else:
+                tdfunc.pack_memmap(tmp_path / "d", tmp_path / "x.tdz")
+
+    assert_equal(archives.load(tmp_path / "x.tdz"), td)
+    assert not (tmp_path / "y.tdz").exists()

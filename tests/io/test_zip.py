@@ -527,3 +527,23 @@ class TestStreams:
             assert contents_of(path) == {"a": expected}
             with zipfile.ZipFile(path) as file:
                 assert file.testzip() is None
+
+    def test_many_long_files(self, tmp_path: Path) -> None:
+        """More than wait for their checksums at once."""
+        files = {f"{i}.memmap": bytes([i]) * (MIB + i) for i in range(7)}
+        path = tmp_path / "x"
+        with path.open("wb") as file, _zip.Writer(file.fileno()) as out:
+            for name, data in files.items():
+                out.store(name.encode(), data, align=True)
+
+        assert contents_of(path) == files
+
+
+def test_a_system_that_reads_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zipped(tmp_path / "x.tdz", {"a": b"1" * 1000, "b": b"2"}, 8)
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda d, n, at: read(d, min(n, 40), at))
+
+    assert contents_of(path) == {"a": b"1" * 1000, "b": b"2"}
