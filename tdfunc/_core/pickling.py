@@ -53,6 +53,13 @@ _OLD_DTYPES = frozenset(
 )
 
 
+# What numpy has as well, so that a dense tensor is a buffer in one step.
+_NATIVE = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.float32, torch.float64}
+)
+
+
 @final
 class PackedLeaves:
     """Stands for the leaves of a tree while it is pickled; unpickles as their tuple.
@@ -215,6 +222,11 @@ class _Buffered:
         leaf = self.leaf
         if leaf.numel() == 0:
             return b""
+        many = leaf.numel() > 1
+        if many and leaf.dtype in _NATIVE and leaf.is_contiguous():
+            plain: Any = leaf.detach()
+            if not plain.is_neg():
+                return PickleBuffer(plain.numpy())
         flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         if flat.numel() == 1:
             # One element counts as contiguous whatever its stride.

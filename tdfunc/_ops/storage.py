@@ -200,19 +200,20 @@ def _places(
     sizes: dict[torch.device, int] = {}
     starts: list[int] = []
     for x in tensors:
-        start = sizes.setdefault(x.device, 0)
-        starts.append(start)
+        start = -1
         if _is_dense(x):
-            sizes[x.device] += -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
+            start = sizes.get(x.device, 0)
+            sizes[x.device] = start + -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
+        starts.append(start)
     made = {device: storage(size, device) for device, size in sizes.items()}
     places: list[torch.Tensor | None] = []
     for x, start in zip(tensors, starts, strict=True):
-        if not _is_dense(x):
-            places.append(None)
-            continue
-        # A tensor of its own, no view: with its own version, and free to have a graph.
-        place = torch.empty(0, dtype=x.dtype, device=x.device)
-        place.set_(made[x.device], start // x.itemsize, x.shape, _strides(x.shape))
+        place = None
+        if start >= 0:
+            # A tensor of its own, no view: with its own version, free to have a graph.
+            place = torch.empty(0, dtype=x.dtype, device=x.device)
+            where = start // x.itemsize, x.shape, _strides(x.shape)
+            place.set_(made[x.device], *where)
         places.append(place)
     return places
 

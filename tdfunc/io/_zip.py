@@ -739,7 +739,7 @@ class Writer:
         try:
             return self._pool.submit(zlib.crc32, data)
         except RuntimeError:
-            # The interpreter ends, and waits for who saves in a thread: no more threads.
+            # The interpreter ends, and only waits for who saves in a thread.
             done = Future[int]()
             done.set_result(zlib.crc32(data))
             return done
