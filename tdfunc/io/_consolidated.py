@@ -68,6 +68,9 @@ _OURS = "tdfunc"
 _START = re.compile(rb'\{"size":\{"tdfunc":\[(\d+),(\d+),(\d+),(\d+)\]\}')
 _MOST_START = 128  # bytes that hold all that this matches
 
+# A length that is wrong shall not fill the memory. A leaf takes about 60 bytes.
+_MOST_JSON = 1 << 30
+
 # A value for all of some rows stands in a file once, however many there are.
 _MOST_ROWS = 10_000_000
 
@@ -278,6 +281,8 @@ class _Consolidated(OneFile):
                 got=length,
             )
         start = self.content(end, min(length, _MOST_START))
+        if length > _MOST_JSON or not start.startswith(b"{"):
+            raise bad(name, "what should say what it holds is no JSON", got=start[:8])
         found = _START.match(start)
         if found is not None:
             return self.checked(self._ours([int(n) for n in found.groups()], end))
@@ -294,7 +299,7 @@ class _Consolidated(OneFile):
             raise bad(name, "it does not say where its record is", got=where)
         version, start, length, checksum = [as_count(part, name) for part in where]
         check_version(version, name)
-        if start + length > end:
+        if start + length > end or length > _MOST_JSON:
             raise bad(name, "its record is not where it says", got=where)
         raw = self.content(start, length)
         if crc32(raw) != checksum:

@@ -331,7 +331,7 @@ def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> An
         draft = Draft(path)
         for key, entry in below.entries.items():
             if (
-                type(entry) is Array
+                isinstance(entry, Array)
                 and not entry.unbatched
                 and draft.take(key, entry.tensor, size, Node._plain)
             ):
@@ -424,16 +424,17 @@ def iter_arrays(level: Level) -> Iterator[tuple[Path, Array]]:
     The parts of a jagged tensor go by the path of the tensor.
     """
     seen: set[int] = set()
-    for path, entry in iter_entries(level):
-        found: tuple[Array | None, ...] = ()
-        if isinstance(entry, Array):
-            found = (entry,)
-        elif isinstance(entry, Jagged):
-            found = (entry.values, entry.offsets, entry.lengths)
-        for array in found:
-            if array is not None and id(array) not in seen:
-                seen.add(id(array))
-                yield path, array
+    for path, here in iter_levels(level):
+        for key, entry in here.entries.items():
+            if isinstance(entry, Array):
+                if id(entry) not in seen:
+                    seen.add(id(entry))
+                    yield (*path, key), entry
+            elif isinstance(entry, Jagged):
+                for array in (entry.values, entry.offsets, entry.lengths):
+                    if array is not None and id(array) not in seen:
+                        seen.add(id(array))
+                        yield (*path, key), array
 
 
 def level_at(level: Level, path: Path) -> Level:

@@ -237,8 +237,10 @@ class _Plan:
 
     def name(self, path: Path) -> str:
         """Return a name for a tensor that no other has."""
-        # Half a character is none in a header.
-        joined = ".".join(path).encode("utf-8", "backslashreplace").decode()
+        joined = ".".join(path)
+        if not joined.isascii():
+            # Half a character is none in a header.
+            joined = joined.encode("utf-8", "backslashreplace").decode()
         name, count = joined, 1
         while name in self.used:
             count += 1

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tdfunc import NonTensorData, NonTensorStack, TensorDict, lazy_stack, unbatched
+from tdfunc import (
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    lazy_stack,
+    unbatched,
+)
 from tdfunc.errors import (
     FileFormatError,
     MissingFileError,
@@ -32,6 +39,11 @@ load = partial(one_file.load, _consolidated)
 round_trip = partial(one_file.round_trip, _consolidated)
 
 LENGTH = 8
+
+
+class Thing(TensorClass):
+    x: torch.Tensor
+    s: str
 
 
 @pytest.fixture
@@ -105,6 +117,18 @@ class TestRoundTrip:
             assert alike(got["j"], tensor)
             # Tensors that share offsets do so again.
             assert got["j"].shape == got["k"].shape
+
+    def test_records_become_plain_nodes_with_a_note(self, path: FilePath):
+        thing = Thing(x=ramp(2, 3), s="text", batch_size=[2])
+        save(TensorDict({"t": thing}, 2), path)
+        got = load(path)["t"]
+
+        assert type(got) is TensorDict
+        assert got["s"] == "text"
+        assert alike(got["x"], ramp(2, 3))
+        with _consolidated.open_source(path, ReadOptions()) as source:
+            note = source.outline().entries["t"].record  # type: ignore[union-attr]
+        assert note == f"{Thing.__module__}:Thing"
 
     def test_deep_trees(self, path: FilePath):
         td = TensorDict({"x": ramp(2)}, 2)
