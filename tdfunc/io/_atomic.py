@@ -43,8 +43,20 @@ TEMPORARY = ".tdtmp-"
 _NOREPLACE, _EXCHANGE = 1, 2
 # What it says where the system or the file system does not know it.
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+
+
+def _flags(*names: str) -> int:
+    """Return these flags of `os.open`, as far as the system has them."""
+    flags = 0
+    for name in names:
+        flags |= getattr(os, name, 0)
+    return flags
+
+
+_NEW = _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_NOFOLLOW")
+_READ = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK")
+_DIRECTORY = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY")
+_PARENT = _flags("O_RDONLY", "O_CLOEXEC", "O_DIRECTORY")
 _RECORD = "meta.json"
 # Seconds after which what nobody has locked was left behind.
 _MOMENT = 60.0
@@ -138,18 +150,15 @@ def new_directory(
                 if old is not None:
                     os.fchmod(descriptor, old)
                 _check_is(parent, name, descriptor)
-                _rename_directory(parent, name, target, overwrite=overwrite)
+                _put(parent, name, target, overwrite=overwrite, durable=durable)
+            elif durable:
+                os.fsync(parent)
         except BaseException:
             if atomic:
                 _discard(parent, name, descriptor)
             raise
         finally:
             os.close(descriptor)
-        if durable:
-            os.fsync(parent)
-        if atomic:
-            # Where they were exchanged, the old one has the temporary name now.
-            remove_tree(parent, name)
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -254,9 +263,8 @@ def _mark(target: str) -> str:
 
 def _cleared(parent: int, name: str) -> bool:
     """Remove what a killed process left at a name; false if it may be in use."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(name, flags, dir_fd=parent)
+        descriptor = os.open(name, _READ, dir_fd=parent)
     except FileNotFoundError:
         return True
     except OSError:
@@ -292,7 +300,10 @@ def _check_is(parent: int, name: str, descriptor: int) -> None:
 
 
 def _discard(parent: int, name: str, descriptor: int) -> None:
-    # What hinders this is not to hide why the block failed.
+    """Remove an open file or directory, if it is what has this name.
+
+    What hinders this is neither to hide why a save failed, nor a failure to save.
+    """
     with suppress(OSError):
         _check_is(parent, name, descriptor)
         remove_tree(parent, name)
@@ -308,7 +319,7 @@ def _target(path: Path) -> Path:
 def _parent_of(target: Path) -> Generator[int]:
     parent = target.parent
     try:
-        descriptor = os.open(parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        descriptor = os.open(parent, _PARENT)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(
             f"there is no directory {str(parent)!r} to save in",
@@ -412,7 +423,10 @@ def _linked(parent: int, old: str, new: str) -> None:
         os.unlink(old, dir_fd=parent)
 
 
-def _rename_directory(parent: int, name: str, target: Path, *, overwrite: bool) -> None:
+def _put(
+    parent: int, name: str, target: Path, *, overwrite: bool, durable: bool
+) -> None:
+    """Give a directory its name, and remove what had it before."""
     new = target.name
     try:
         # A directory replaces an empty one, and nothing else.
@@ -421,32 +435,36 @@ def _rename_directory(parent: int, name: str, target: Path, *, overwrite: bool) 
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
     else:
+        if durable:
+            os.fsync(parent)
         return
     # What is there now may not be what was there before the block.
     _may_be_directory(parent, target, overwrite=overwrite)
-    if _renamed(parent, name, new, _EXCHANGE):
-        return
-    _moved_aside(parent, name, new)
-
-
-def _moved_aside(parent: int, name: str, new: str) -> None:
-    """Replace a directory in two steps, where the file system has no exchange."""
-    aside = f"{TEMPORARY}old-{_mark(new)}"
     with _opened(parent, new) as old:
         with suppress(OSError):
-            _lock(old)
-        # What is left of a save that was killed between the steps is free to go: there
-        # is a directory at the target again.
-        if not _cleared(parent, aside):
-            aside = f"{aside}-{token_hex(8)}"
-        os.rename(new, aside, src_dir_fd=parent, dst_dir_fd=parent)
-        try:
-            os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
-        except OSError:
-            with suppress(OSError):  # somebody else was faster
-                os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
-            raise
-        remove_tree(parent, aside)
+            _lock(old)  # so that nobody else takes its next name for left behind
+        if not _renamed(parent, name, new, _EXCHANGE):
+            name = _moved_aside(parent, name, new)
+        if durable:
+            os.fsync(parent)
+        _discard(parent, name, old)
+
+
+def _moved_aside(parent: int, name: str, new: str) -> str:
+    """Replace a directory in two steps; return the name of the old one."""
+    aside = f"{TEMPORARY}old-{_mark(new)}"
+    # What is left of a save that was killed between the steps is free to go: there is
+    # a directory at the target again.
+    if not _cleared(parent, aside):
+        aside = f"{aside}-{token_hex(8)}"
+    os.rename(new, aside, src_dir_fd=parent, dst_dir_fd=parent)
+    try:
+        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError:
+        with suppress(OSError):  # somebody else was faster
+            os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
+        raise
+    return aside
 
 
 def _libc_rename() -> Any:
@@ -477,10 +495,9 @@ def _renamed(parent: int, old: str, new: str, how: int) -> bool:
 
 def _sync_tree(directory: int) -> None:
     """Have all files and directories below on the disk, and the directory itself."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     for here, files, _ in _upwards(directory):
         for file in files:
-            descriptor = os.open(file, flags, dir_fd=here)
+            descriptor = os.open(file, _READ, dir_fd=here)
             try:
                 os.fsync(descriptor)
             finally:

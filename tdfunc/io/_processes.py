@@ -22,7 +22,8 @@ import os
 import sys
 from bisect import bisect_right
 from contextlib import suppress
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing import reduction
+from multiprocessing.reduction import ForkingPickler
 from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
@@ -461,7 +462,7 @@ class _Block:
         try:
             write_all(descriptor, self._buffers())
             # It keeps one of its own until the other side has it.
-            return rebuild_block, (DupFd(descriptor), places)
+            return rebuild_block, (reduction.DupFd(descriptor), places)
         finally:
             os.close(descriptor)
 

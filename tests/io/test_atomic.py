@@ -10,6 +10,7 @@ import signal
 import stat
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -329,6 +330,33 @@ class TestNewDirectory:
     def test_a_missing_directory_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(MissingFileError, match="mkdir"):
             save_directory(tmp_path / "no" / "x", b"1")
+
+    def test_many_writers_do_not_hinder_each_other(self, tmp_path: Path) -> None:
+        """The old content of one looks like what a killed one has left."""
+        path = tmp_path / "x"
+        save_directory(path, b"0")
+        failed: list[Exception] = []
+
+        def save(i: int) -> None:
+            try:
+                for _ in range(5):
+                    with suppress(FileNotFoundError):
+                        os.utime(path, (1e9, 1e9))
+                    save_directory(path, b"%d" % i, overwrite=True)
+            except OSError as error:
+                # Two renames of two writers can meet.
+                if _atomic._RENAME is not None:
+                    failed.append(error)
+
+        threads = [threading.Thread(target=save, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        check_one_save(path, 0)
+        if _atomic._RENAME is not None:
+            assert names(tmp_path) == ["x"]
 
     def test_readers_see_one_or_the_other(self, tmp_path: Path) -> None:
         """What is read through one open directory is of one save, or gone."""

@@ -452,6 +452,14 @@ class TestSpawn:
         assert_batches(loader, td)
 
 
+def test_a_mapped_tree_is_indexed_twice(td: TensorDict) -> None:
+    pairs = td.reshape(50, 2)
+    plain = td.clone().reshape(50, 2)
+    got = pairs[[3]][range(1), [1]]
+    assert got.equal(plain[[3]][range(1), [1]])
+    assert (got.exclude("n") + 1).equal(plain.exclude("n")[3, 1][None] + 1)
+
+
 class TestFork:
     def test_shared_memory_is_the_same_memory(self) -> None:
         tree = tdfunc.share(TensorDict({"x": torch.zeros(10)}))
