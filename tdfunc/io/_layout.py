@@ -335,7 +335,7 @@ def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> An
                 and not entry.unbatched
                 and draft.take(key, entry.tensor, size, Node._plain)
             ):
-                continue
+                continue  # a plain tensor, the short way
             here = (*path, key)
             if isinstance(entry, Level):
                 node = nodes.pop(id(entry))

@@ -18,7 +18,7 @@ import os
 import re
 import zlib
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,7 +27,6 @@ from tdfunc.io._map import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
@@ -727,14 +726,23 @@ class Writer:
         late = size >= _THREADED
         self._begin(name, STORED, 0 if late else zlib.crc32(data), size, align=align)
         if late:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, "tdfunc-crc32")
-            coming = self._pool.submit(zlib.crc32, data)
-            self._late.append((len(self._records) - 1, coming))
+            self._late.append((len(self._records) - 1, self._summed(data)))
         self._put(data)
         # A copy of a tensor lives until its checksum is there: not too many of them.
         while len(self._late) > _LATE:
             self._settle()
+
+    def _summed(self, data: memoryview | bytes) -> Future[int]:
+        """Return the checksum that is to come."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "tdfunc-crc32")
+        try:
+            return self._pool.submit(zlib.crc32, data)
+        except RuntimeError:
+            # The interpreter ends, and only waits for who saves in a thread.
+            done = Future[int]()
+            done.set_result(zlib.crc32(data))
+            return done
 
     def stream(
         self,

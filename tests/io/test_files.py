@@ -795,16 +795,24 @@ def held(monkeypatch: pytest.MonkeyPatch, format: Any) -> threading.Event:
 
 LAST_WORDS = """
 import sys, torch, tdfunc
-big = tdfunc.TensorDict(x=torch.arange(2_000_000))
-big.save_async(sys.argv[1])
+big = tdfunc.TensorDict({f"x{i}": torch.arange(1_000_000) for i in range(8)})
+for format, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    big.save_async(path, format=format)
 """
 
 
 def test_the_interpreter_waits_for_saves(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LAST_WORDS, str(tmp_path / "x")]
-    subprocess.run(command, check=True)
+    pairs = [[format, str(tmp_path / name)] for format, name in FORMATS.items()]
+    arguments = [argument for pair in pairs for argument in pair]
 
-    assert torch.equal(tdfunc.load(tmp_path / "x")["x"], torch.arange(2_000_000))
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_WORDS, *arguments], check=True, capture_output=True
+    )
+
+    assert done.stderr == b""
+    for name in FORMATS.values():
+        td = tdfunc.load(tmp_path / name)
+        assert torch.equal(td["x7"], torch.arange(1_000_000))
 
 
 # Progress
