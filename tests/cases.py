@@ -373,7 +373,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 def bytes_of(x: torch.Tensor) -> bytes:
     """Return the elements of a tensor as bytes, so that NaN and -0.0 count too."""
-    # One element counts as contiguous whatever its stride; this makes it so.
-    flat = x.detach().resolve_conj().reshape(-1)
-    flat = flat.clone(memory_format=torch.contiguous_format)
+    flat = x.detach().resolve_conj().contiguous().reshape(-1)
+    if flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # contiguous whatever its stride
     return flat.view(torch.uint8).numpy().tobytes()
