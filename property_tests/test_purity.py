@@ -10,6 +10,8 @@ import copy
 import operator
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
@@ -623,8 +625,43 @@ OPERATIONS: dict[str, Callable[[Draw, TensorDict], Call]] = {
     "stop_gradient": just(tdfunc.stop_gradient),
 }
 
+
 # What reads a tree, or sends it somewhere, and is listed nowhere.
+def in_folder(
+    call: Callable[[TensorDict, Path], Any],
+) -> Callable[[Draw, TensorDict], Call]:
+    """Return a line for what writes to a path."""
+
+    def run(td: TensorDict) -> Any:
+        with TemporaryDirectory() as folder:
+            return call(td, Path(folder) / "td")
+
+    return just(run)
+
+
+def built(td: Any, path: Path) -> Any:
+    """Write a tree through a builder, with one more dim."""
+    builder = tdfunc.memmap_like(td, path, batch_size=[2, *td.batch_size])
+    builder.write(1, td)
+    return builder.finish(partial=True)
+
+
+def appended(td: Any, path: Path) -> None:
+    """Append a tree to its own file."""
+    rows = td[None]
+    rows.save(path)
+    tdfunc.append_memmap(path, rows)
+
+
 OTHERS: dict[str, Callable[[Draw, TensorDict], Call]] = {
+    # io._files
+    "save": in_folder(TensorDict.save),
+    "save_async": in_folder(lambda td, path: td.save_async(path).result()),
+    "memmap": in_folder(TensorDict.memmap),
+    "memmap_like": in_folder(built),
+    "append_memmap": in_folder(appended),
+    "save_safetensors": in_folder(tdfunc.save_safetensors),
+    "load": in_folder(lambda td, path: td.save(path) or tdfunc.load(path)),
     "random.normal_like": lambda draw, td: (random.normal_like, key_for(draw), td),
     "random.uniform_like": lambda draw, td: (random.uniform_like, key_for(draw), td),
     "random.permutation": lambda draw, td: (

@@ -12,6 +12,7 @@ from tdfunc import _pytree as _pytree
 from tdfunc import errors as errors
 from tdfunc import func as func
 from tdfunc import interop as interop
+from tdfunc import io as io
 from tdfunc import nn as nn
 from tdfunc import objectives as objectives
 from tdfunc import optim as optim
@@ -343,6 +344,20 @@ from tdfunc.func import to_module as to_module
 from tdfunc.func import vjp as vjp
 from tdfunc.func import vmap as vmap
 from tdfunc.func import while_loop as while_loop
+
+# Files, and trees on their way to other processes
+from tdfunc.io import append_memmap as append_memmap
+from tdfunc.io import from_consolidated as from_consolidated
+from tdfunc.io import load as load
+from tdfunc.io import load_memmap as load_memmap
+from tdfunc.io import load_safetensors as load_safetensors
+from tdfunc.io import memmap as memmap
+from tdfunc.io import memmap_like as memmap_like
+from tdfunc.io import pack_memmap as pack_memmap
+from tdfunc.io import save as save
+from tdfunc.io import save_async as save_async
+from tdfunc.io import save_safetensors as save_safetensors
+from tdfunc.io import unpack_memmap as unpack_memmap
 from tdfunc.io._processes import ByReference as ByReference
 from tdfunc.io._processes import by_reference as by_reference
 
@@ -352,6 +367,7 @@ __all__ = [
     "errors",
     "func",
     "interop",
+    "io",
     "nn",
     "objectives",
     "optim",
@@ -412,6 +428,7 @@ __all__ = [
     "with_names",
     "cat",
     "stack",
+    "append_memmap",
     "apply",
     "named_apply",
     "addcdiv",
@@ -678,4 +695,15 @@ __all__ = [
     "vjp",
     "vmap",
     "while_loop",
+    "from_consolidated",
+    "load",
+    "load_memmap",
+    "load_safetensors",
+    "memmap",
+    "memmap_like",
+    "pack_memmap",
+    "unpack_memmap",
+    "save",
+    "save_async",
+    "save_safetensors",
 ]

@@ -40,12 +40,21 @@ from tdfunc._ops import restructure
 from tdfunc._pytree import register
 from tdfunc._tensordict import Tree
 from tdfunc.errors import InvalidLeafError, OptionError, PureNameError
+from tdfunc.io import _files
 
 if TYPE_CHECKING:
     from abc import ABCMeta
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Unpack
 
-    from tdfunc.typing import Device, DimNames, Index, Size
+    from tdfunc.typing import (
+        Device,
+        DimNames,
+        FileName,
+        Index,
+        LoadOptions,
+        Size,
+    )
 
 __all__ = ["TensorClass", "tensorclass"]
 
@@ -687,6 +696,28 @@ class TensorClass(Tree, metaclass=TensorClassMeta):
         # Not that of `cls`, which a field may hide.
         made: Any = TensorClass.from_dict.__func__
         return made(cls, td, batch_size=td.batch_size, names=td.names)
+
+    @classmethod
+    def load(cls, path: FileName, **options: Unpack[LoadOptions]) -> Self:
+        """Return the record in a file or directory, of whichever format.
+
+        Args:
+            path: the file or directory.
+            options: those of `tdfunc.load` but `cls`; see `tdfunc.typing.LoadOptions`.
+
+        Raises:
+            TdfuncError: what `tdfunc.load` and `from_tensordict` raise.
+        """
+        _record_of(cls)
+        arguments: Any = {**options, "cls": cls}
+        return _files.load(path, **arguments)
+
+    @classmethod
+    def load_memmap(cls, path: FileName, **options: Unpack[LoadOptions]) -> Self:
+        """Return the record in a directory or archive; see `load`."""
+        _record_of(cls)
+        arguments: Any = {**options, "cls": cls}
+        return _files.load_memmap(path, **arguments)
 
 
 @overload

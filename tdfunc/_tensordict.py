@@ -49,6 +49,7 @@ from tdfunc._ops import at as _at
 from tdfunc._ops.torch_functions import torch_function
 from tdfunc.errors import InvalidLeafError, OptionError
 from tdfunc.func import _modules, _swap
+from tdfunc.io import _files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,6 +132,11 @@ class Tree(Node):
     pack = pack.pack
     state_dict = state.state_dict
     load_state_dict = state.load_state_dict
+
+    # Files
+    save = _files.save
+    save_async = _files.save_async
+    memmap = _files.memmap
 
     # Facts
     depth = property(facts.depth)
@@ -519,3 +525,7 @@ class TensorDict(Tree, plain=True):
     from_module = staticmethod(_modules.from_module)
     from_modules = staticmethod(_modules.from_modules)
     to_module = _swap.to_module
+    load = staticmethod(_files.load)
+    load_memmap = staticmethod(_files.load_memmap)
+    load_safetensors = staticmethod(_files.load_safetensors)
+    from_consolidated = staticmethod(_files.from_consolidated)

@@ -164,7 +164,7 @@ class FormatLimitError(TdfuncError, ValueError, TypeError):
 
 
 class PickleRefusedError(TdfuncError, ValueError, TypeError):
-    """A value needs pickle, which was not allowed; nothing of it was read or written."""
+    """A value needs pickle, which was not allowed; nothing was read or written."""
 
 
 class MissingFileError(TdfuncError, FileNotFoundError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import EllipsisType
 
 __all__ = [
@@ -16,11 +18,16 @@ __all__ = [
     "Device",
     "DimNames",
     "Entries",
+    "FileFormat",
+    "FileName",
     "FromOptions",
     "Index",
     "Key",
     "Leaf",
+    "LoadOptions",
     "Path",
+    "RecordClasses",
+    "SaveOptions",
     "Size",
 ]
 
@@ -62,6 +69,61 @@ class FromOptions(TypedDict, total=False):
     batch_dims: int | None
     device: Device | None
     names: DimNames | None
+
+
+FileName: TypeAlias = str | PathLike[str]
+"""A file or directory."""
+
+RecordClasses: TypeAlias = type[Any] | Mapping[Any, type[Any]]
+"""The record class of a tree; or a mapping of keys and paths to those of nodes."""
+
+FileFormat: TypeAlias = Literal["memmap", "archive", "consolidated", "safetensors"]
+"""In what files a tree is saved; see `tdfunc.save`."""
+
+
+class SaveOptions(TypedDict, total=False):
+    """How to write files.
+
+    Attributes:
+        overwrite: replace a tree that was saved there.
+        durable: have it on the disk before returning, so that it survives a loss of
+            power.
+        atomic: let the tree appear at its place whole, or not at all. False is for
+            directories, where it saves the second copy while one is replaced.
+        allow_pickle: pickle statics that have no other form.
+        compression: of the tensors of an archive: ``"deflate"``, ``"bzip2"`` or
+            ``"lzma"``. Compressed tensors are not mapped but read.
+        progress: show a bar (needs the extra ``progress``).
+    """
+
+    overwrite: bool
+    durable: bool
+    atomic: bool
+    allow_pickle: bool
+    compression: Literal["deflate", "bzip2", "lzma"] | None
+    progress: bool
+
+
+class LoadOptions(TypedDict, total=False):
+    """What to read of files, and how.
+
+    Attributes:
+        device: where to move the tensors. ``"meta"`` reads no data at all: the tree
+            has tensors of the right shapes without elements.
+        subpath: the key or path of the node to load, instead of the whole tree.
+        keys: the keys and paths to load; all that is in a node is loaded with it.
+        allow_pickle: read statics that were pickled. Only for files that you trust:
+            pickle runs what it is told to.
+        verify: compare the bytes with the checksums of the file.
+        progress: show a bar (needs the extra ``progress``).
+    """
+
+    device: Device | None
+    subpath: Key | Path
+    keys: Iterable[Key | Path] | None
+    allow_pickle: bool
+    verify: bool
+    progress: bool
 
 
 if TYPE_CHECKING:

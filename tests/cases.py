@@ -373,5 +373,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 def bytes_of(x: torch.Tensor) -> bytes:
     """Return the elements of a tensor as bytes, so that NaN and -0.0 count too."""
-    flat = x.detach().resolve_conj().contiguous().reshape(-1)
+    # One element counts as contiguous whatever its stride; this makes it so.
+    flat = x.detach().resolve_conj().reshape(-1)
+    flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8).numpy().tobytes()

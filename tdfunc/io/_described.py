@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tdfunc.errors import FileFormatError
 from tdfunc.io._layout import Level, Rows, Static
 from tdfunc.io._naming import META, MOST_DIMS, MOST_META, OURS, VERSION
-from tdfunc.io._values import dumps, from_json, loads, unpickle
+from tdfunc.io._values import PICKLED, dumps, from_json, loads, unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,6 +185,8 @@ class Described:
             if raw is None:
                 raise self.missing(name, path)
             data = self._unpickled(name, raw)
+            if data is PICKLED:
+                return Static(PICKLED)
         elif data is None:
             data = self._elements(where, path)
         if not isinstance(data, list):
@@ -242,6 +244,8 @@ class Described:
         found = self._containers(where, raw)
         if found is None:
             found = self._unpickled(file, raw)
+            if found is PICKLED:
+                return {"data": PICKLED}
             if not isinstance(found, dict):
                 raise self.wrong(file, "this is no pickled dict of fields")
         return cast("dict[str, Any]", found)

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from tdfunc.io._options import ReadOptions, WriteOptions
 
-__all__ = ["open_source", "recognises", "write"]
+__all__ = ["BUILDING", "open_source", "recognises", "write"]
+
+BUILDING = "%tdfunc-builder"
+"""The directory of a `Builder` in a tree that is not finished."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BELOW = _DIRECTORY | os.O_NOFOLLOW
@@ -58,6 +61,7 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
         ) as root,
         _Walk(root, str(path)) as walk,
     ):
+        options.ready()
         if not options.atomic:
             _clear(root)
         linked: dict[int, Where] = {}
@@ -71,10 +75,11 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
                 if known is None or not _link(walk, known, where):
                     buffer = _map.as_buffer(cast("torch.Tensor", data.tensor))
                     _write(walk.enter(where[:-1]), where[-1], [buffer])
+                    if known is None:
+                        options.progress(data.nbytes)
                     linked[id(data)] = where
             except FileExistsError as error:
                 raise _clash(path, where) from error
-            options.progress(data.nbytes)
 
 
 def open_source(path: Path, options: ReadOptions) -> Source:
@@ -137,6 +142,11 @@ def _clash(path: Path, where: Where) -> FormatLimitError:
         got="/".join(where),
         fix="td.rename_key_(...), or the format 'archive'",
     )
+
+
+def _is_unfinished(root: int) -> bool:
+    names = os.listdir(root)
+    return BUILDING in names and META not in names
 
 
 class _Walk:
@@ -373,7 +383,15 @@ class _Directory(Source):
         self._files = _Files(self._walk, self.name)
 
     def outline(self) -> Level:
-        return outline_of(self._files, self._options)
+        try:
+            return outline_of(self._files, self._options)
+        except FileFormatError as error:
+            if not _is_unfinished(self._root):
+                raise
+            raise FileFormatError(
+                f"{self.name}: this tree is still being built",
+                fix="memmap_like(like, path, resume=True).finish(), when all is there",
+            ) from error
 
     def read(self, arrays: Sequence[Array]) -> None:
         wanted = [array for array in arrays if array.tensor is None]

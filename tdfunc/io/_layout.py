@@ -30,7 +30,7 @@ from tdfunc.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from tdfunc.typing import Path
@@ -306,8 +306,13 @@ def _is_dense(leaf: torch.Tensor) -> bool:
     return leaf.layout is torch.strided and not leaf.is_quantized
 
 
-def tree_of(level: Level) -> Any:
+def tree_of(level: Level, made: Callable[[Level, Any], Any] | None = None) -> Any:
     """Return the tree of levels whose arrays have their tensors, sharing them.
+
+    Args:
+        level: the levels.
+        made: what becomes of each node that is no lazy stack, called with its level
+            and the plain node, children before their parents; None to keep it.
 
     Raises:
         BatchSizeError: an entry does not start with the batch size of its node.
@@ -339,7 +344,8 @@ def tree_of(level: Level) -> Any:
                 draft.add(key, _part_of(entry, here, size))
         part = draft.close(Node._plain)
         schema: Any = part.kid
-        nodes[id(below)] = make(schema, part.leaves, part.statics, size, below.names)
+        node = make(schema, part.leaves, part.statics, size, below.names)
+        nodes[id(below)] = node if made is None else made(below, node)
     return nodes[id(level)]
 
 
@@ -418,16 +424,17 @@ def iter_arrays(level: Level) -> Iterator[tuple[Path, Array]]:
     The parts of a jagged tensor go by the path of the tensor.
     """
     seen: set[int] = set()
-    for path, entry in iter_entries(level):
-        found: tuple[Array | None, ...] = ()
-        if isinstance(entry, Array):
-            found = (entry,)
-        elif isinstance(entry, Jagged):
-            found = (entry.values, entry.offsets, entry.lengths)
-        for array in found:
-            if array is not None and id(array) not in seen:
-                seen.add(id(array))
-                yield path, array
+    for path, here in iter_levels(level):
+        for key, entry in here.entries.items():
+            if isinstance(entry, Array):
+                if id(entry) not in seen:
+                    seen.add(id(entry))
+                    yield (*path, key), entry
+            elif isinstance(entry, Jagged):
+                for array in (entry.values, entry.offsets, entry.lengths):
+                    if array is not None and id(array) not in seen:
+                        seen.add(id(array))
+                        yield (*path, key), array
 
 
 def level_at(level: Level, path: Path) -> Level:
@@ -478,8 +485,8 @@ def narrowed(level: Level, paths: Iterable[Path]) -> Level:
                 mine = wants  # a path has no place for the members
             else:
                 mine = [(p[1:], whole) for p, whole in wants if p[:1] == (key,)]
-            if not mine:
-                continue
+            if not mine and here.stack_dim is None:
+                continue  # a stack keeps its members, if empty
             found.update([whole for rest, whole in mine if not rest])
             below = [want for want in mine if want[0]]
             if isinstance(entry, Level):

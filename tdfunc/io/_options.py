@@ -17,6 +17,10 @@ def _unheard(count: int) -> None:
     """Take a count of bytes that nobody asked for."""
 
 
+def _unawaited() -> None:
+    """Be told that all is checked, for which nobody waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """How to write.
@@ -28,6 +32,8 @@ class WriteOptions:
         allow_pickle: pickle statics that have no other form.
         compression: of the arrays in an archive.
         progress: called with every count of bytes of arrays that were written.
+        ready: called once when all is checked and the first byte is to be written,
+            inside the block of `new_file` or `new_directory`.
     """
 
     overwrite: bool = False
@@ -36,6 +42,7 @@ class WriteOptions:
     allow_pickle: bool = False
     compression: Compression | None = None
     progress: Callable[[int], None] = _unheard
+    ready: Callable[[], None] = _unawaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +51,15 @@ class ReadOptions:
 
     Attributes:
         allow_pickle: unpickle statics that were pickled. Only for files that you
-            trust: pickle runs what it is told to.
+            trust: pickle runs what it is told to. None puts `_values.PICKLED` in their
+            place, for who only looks.
         verify: compare checksums where the format has them.
         separator: of safetensors that tdfunc did not write: what splits names into
             nested keys; None leaves them whole.
         progress: called with every count of bytes of arrays that were read.
     """
 
-    allow_pickle: bool = False
+    allow_pickle: bool | None = False
     verify: bool = False
     separator: str | None = None
     progress: Callable[[int], None] = _unheard

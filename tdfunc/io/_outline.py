@@ -431,7 +431,9 @@ class _Reader:
         one: dict[int, Array] = {}
         for arrays in self._tied.values():
             places = [array.place for array in arrays]
-            if len(arrays) > 1 and self._folder.same(places):
+            # All are of one shape: there is no place where there are no elements.
+            same = places[0] is None or self._folder.same(places)
+            if len(arrays) > 1 and same:
                 one.update({id(array): arrays[0] for array in arrays})
         if not one:
             return

@@ -19,13 +19,14 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path as FilePath
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import numpy as np
 import torch
 
 from tdfunc.errors import FileFormatError, FormatLimitError, PickleRefusedError
+from tdfunc.io._map import as_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = [
+    "PICKLED",
     "dtype_name",
     "dtype_of",
     "dumps",
@@ -157,13 +159,13 @@ def to_json(value: Any, path: Path, *, allow_pickle: bool) -> Any:
     return _encoded(value, path, 0, allow_pickle=allow_pickle)
 
 
-def from_json(data: Any, *, allow_pickle: bool, name: str) -> Any:
+def from_json(data: Any, *, allow_pickle: bool | None, name: str) -> Any:
     """Return the value of which `to_json` made `data`.
 
     Args:
         data: what JSON gave.
         allow_pickle: unpickle what was pickled. Pickle runs what it is told to: only
-            for files that you trust.
+            for files that you trust. None has `PICKLED` in its place.
         name: the file, for errors.
 
     Raises:
@@ -182,13 +184,25 @@ def from_json(data: Any, *, allow_pickle: bool, name: str) -> Any:
         ) from error
 
 
-def unpickle(raw: bytes, *, allow_pickle: bool, name: str) -> Any:
+class _Pickled:
+    """Stands for a value that was pickled, where files are only looked at."""
+
+    def __repr__(self) -> str:
+        return "<pickled>"
+
+
+PICKLED: Final = _Pickled()
+
+
+def unpickle(raw: bytes, *, allow_pickle: bool | None, name: str) -> Any:
     """Return the value of a pickle in a file; the only place that reads one.
 
     Raises:
         PickleRefusedError: that is not allowed.
         FileFormatError: this is no pickle, or what it is of can not be made.
     """
+    if allow_pickle is None:
+        return PICKLED
     if not allow_pickle:
         raise PickleRefusedError(
             f"{name}: a value was pickled",
@@ -292,7 +306,7 @@ def _pickled(value: Any, path: Path, *, allow_pickle: bool) -> Any:
     return {_TAG: _PICKLE, _PARTS: _base64(raw)}
 
 
-def _decoded(data: Any, *, allow_pickle: bool, name: str) -> Any:
+def _decoded(data: Any, *, allow_pickle: bool | None, name: str) -> Any:
     def inner(part: Any) -> Any:
         return _decoded(part, allow_pickle=allow_pickle, name=name)
 
@@ -407,9 +421,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _tensor_parts(tensor: torch.Tensor, _: _Inner) -> list[Any]:
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
-    return [dtype_name(flat.dtype), list(flat.shape), _base64(raw)]
+    raw = _base64(as_buffer(tensor))
+    return [dtype_name(tensor.dtype), list(tensor.shape), raw]
 
 
 def _tensor(parts: Any, _: _Inner) -> torch.Tensor:

@@ -23,6 +23,7 @@ import tdfunc
 from tdfunc import TensorClass, TensorDict, random
 from tdfunc.nn import ProbabilisticTensorDictModule
 from tests.bench.algebra import ROWS
+from tests.bench.files import FILES
 from tests.bench.modules import MODULES
 from tests.bench.row import Case, Sides, on
 
@@ -811,5 +812,6 @@ CASES: tuple[Case, ...] = (
     ),
     *on(FLAT, "random.normal_like", drawn_tree),
     *MODULES,
+    *FILES,
     *on(ONE, "probabilistic sample + log_prob", probabilistic, 0.9),
 )

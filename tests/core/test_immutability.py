@@ -6,7 +6,7 @@ import gc
 import inspect
 import operator
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,6 +17,9 @@ from tdfunc._core.node import PURE_SPELLINGS
 from tdfunc._ops import logic, order, reduce, special, unary
 from tdfunc.errors import ImmutableError, PureNameError, TdfuncError
 from tests.cases import fingerprint, ramp
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def tree() -> TensorDict:
@@ -151,7 +154,9 @@ def test_a_subclass_of_tensor_dict_can_not_be_made() -> None:
     assert getattr(TensorDict, "__final__", False)
 
 
-def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
+def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were(
+    tmp_path: Path,
+) -> None:
     td = tree()
     tensors = [td["x"], td["n", "y"]]
     before = fingerprint(tensors)
@@ -206,6 +211,9 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
         "cat": ([td, td],),
         "lazy_stack": ([td, td],),
         "maybe_dense_stack": ([td, td],),
+        "save": (tmp_path / "saved",),
+        "save_async": (tmp_path / "later",),
+        "memmap": (tmp_path / "mapped",),
     }
     one_operand = {"add", "sub", "mul", "div", "floor_divide", "remainder", "pow"}
     one_operand |= {"eq", "ne", "lt", "le", "gt", "ge", "equal"}
@@ -217,7 +225,8 @@ def test_every_operation_leaves_the_tree_and_its_tensors_as_they_were() -> None:
     math |= {"cosine_similarity", "tree_dot", "polyak", *special.__all__}
     # Makers of trees, and conversions with arguments of their own kinds.
     makers = {n for n in dir(td) if n.startswith("from_") or n.endswith("_like")}
-    makers |= {"fromkeys", "at"} | {n for n in dir(td) if n.startswith("to_")}
+    makers |= {"fromkeys", "at", "load", "load_memmap", "load_safetensors"}
+    makers |= {n for n in dir(td) if n.startswith("to_")}
     called = 0
     for name, method in inspect.getmembers(td, callable):
         if name.startswith("_") or name in math | makers:

@@ -113,8 +113,9 @@ def test_value_and_type_come_back(value):
         torch.tensor(1.5, dtype=torch.bfloat16),
         torch.zeros(0, 2),
         torch.tensor([1 + 2j]).conj(),
+        torch.arange(4.0)[::2][:1],
     ],
-    ids=["transposed", "0-d", "empty", "conj"],
+    ids=["transposed", "0-d", "empty", "conj", "one element of many"],
 )
 def test_tensor_comes_back(value):
     back = through_json([value])[0]

@@ -31,7 +31,7 @@ LAYERS = (
     {"nn"},
     {"objectives", "replay", "store", "interop"},
     {FACADE},
-    {"testing"},
+    {"testing", "__main__"},
 )
 LAYER_OF = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 

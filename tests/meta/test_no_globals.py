@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -141,10 +142,16 @@ def _mutating_names(node: ast.AST) -> Iterator[str]:
             yield f"has a name that ends in an underscore: {name}"
 
 
+# The one place that reads a pickle, when a caller asks for it.
+PICKLES = re.compile(r"tdfunc\.io\._values:\d+ reads a pickle: pickle\.loads")
+
+
 def test_package_leaves_the_process_alone() -> None:
-    assert [] == [
-        fault for module in package_modules() for fault in find_faults(module)
-    ]
+    faults = [fault for module in package_modules() for fault in find_faults(module)]
+    pickles = [fault for fault in faults if PICKLES.fullmatch(fault)]
+
+    assert pickles == faults
+    assert len(pickles) == 1
 
 
 def test_package_has_no_hand_written_stubs() -> None:

@@ -1,0 +1,309 @@
+"""Archives made of directories, and directories made of archives, byte for byte.
+
+Both go through a tree of directories with one descriptor, however deep it is, and
+follow no link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
+from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
+from tdfunc.io._atomic import TEMPORARY, new_directory, new_file
+from tdfunc.io._directory import _Walk
+from tdfunc.io._folder import META, outline_of
+from tdfunc.io._map import write_all
+from tdfunc.io._options import ReadOptions
+from tdfunc.io._zip import STORED, Writer, is_plain, pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tdfunc.io._folder import Where
+    from tdfunc.io._options import Compression
+    from tdfunc.io._zip import Member
+
+__all__ = ["pack_memmap", "unpack_memmap"]
+
+_ARRAY = ".memmap"
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_PIECE = 1 << 20
+# Holes and runs of zeros shorter than this are written.
+_HOLE = 64 << 10
+_ZEROS = bytes(_PIECE)
+# What a file of unknown size may inflate to, for each byte.
+_RATIO = 1032
+_LONGEST_NAME = 255
+
+
+def pack_memmap(
+    directory: str | os.PathLike[str],
+    archive: str | os.PathLike[str],
+    *,
+    compression: Compression | None = None,
+    overwrite: bool = False,
+    durable: bool = False,
+) -> None:
+    """Pack the directory of a saved tree into one archive, byte for byte.
+
+    No tensor is built: files are copied piece by piece, whatever they hold, and holes
+    of sparse files stay holes. `unpack_memmap` gives the same files back.
+
+    Args:
+        directory: a directory that holds a saved tree.
+        archive: the file to make, by custom ``.tdz``.
+        compression: ``"deflate"``, ``"bzip2"`` or ``"lzma"`` compresses the files of
+            arrays, which are then inflated on loading instead of mapped. None stores
+            them as they are.
+        overwrite: replace a file that is there.
+        durable: have it on the disk (fsync) before returning.
+
+    Raises:
+        MissingFileError: there is no such directory.
+        FileFormatError: it holds no saved tree, or a symbolic link or another special
+            file, or it changes while it is read.
+        FormatLimitError: the names of its files can not be in an archive.
+        TargetExistsError: something is at `archive`.
+        OptionError: there is no such compression.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import tdfunc
+        >>> with tempfile.TemporaryDirectory() as where:
+        ...     tree = Path(where, "tree")
+        ...     tree.mkdir()
+        ...     written = (tree / "meta.json").write_text("{}")
+        ...     tdfunc.pack_memmap(tree, tree.with_suffix(".tdz"))
+        ...     sorted(path.name for path in Path(where).iterdir())
+        ['tree', 'tree.tdz']
+    """
+    method = method_of(compression)
+    source = Path(directory)
+    with _opened_directory(source) as walk:
+        files = _files_below(walk, source)
+        names = member_names(files)
+        with (
+            new_file(Path(archive), overwrite=overwrite, durable=durable) as to,
+            Writer(to) as out,
+        ):
+            for name, where in zip(names, files, strict=True):
+                _pack_file(out, name, walk, source, where, method)
+
+
+def unpack_memmap(
+    archive: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    durable: bool = False,
+) -> None:
+    """Unpack an archive into the directory of a saved tree, byte for byte.
+
+    The directory appears when all of it is there and every checksum was right. Long
+    runs of zeros become holes. Nothing is unpickled.
+
+    Args:
+        archive: a file that `pack_memmap`, a saving or the peer made, or any program
+            that packs such a directory as a zip file.
+        directory: the directory to make.
+        overwrite: replace a directory that holds a saved tree.
+        durable: have all of it on the disk (fsync) before returning.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FileFormatError: it is broken or damaged, holds no saved tree, names that lead
+            out of the directory or are no names of files, or compressed arrays that
+            are not as large as its description says.
+        TargetExistsError: something is at `directory`.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from zipfile import ZipFile
+        >>> import tdfunc
+        >>> with tempfile.TemporaryDirectory() as where:
+        ...     tree = Path(where, "tree")
+        ...     with ZipFile(tree.with_suffix(".tdz"), "w") as file:
+        ...         file.writestr("meta.json", "{}")
+        ...     tdfunc.unpack_memmap(tree.with_suffix(".tdz"), tree)
+        ...     (tree / "meta.json").read_text()
+        '{}'
+    """
+    descriptor = opened(Path(archive))
+    try:
+        members = Members(descriptor, os.fspath(archive))
+        _check_unpacked(members)
+        with (
+            new_directory(Path(directory), overwrite=overwrite, durable=durable) as to,
+            _Walk(to, os.fspath(directory)) as walk,
+        ):
+            for where, member in _in_order(members):
+                here = walk.enter(where[:-1], make=True)
+                new = os.open(where[-1], _NEW, 0o666, dir_fd=here)
+                try:
+                    _unpack_file(members, member, new)
+                finally:
+                    os.close(new)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened_directory(directory: Path) -> Generator[_Walk]:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+    try:
+        root = os.open(directory, flags)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(f"there is no directory {str(directory)!r}") from error
+    try:
+        with _Walk(root, str(directory)) as walk:
+            yield walk
+    finally:
+        os.close(root)
+
+
+def _files_below(walk: _Walk, root: Path) -> list[Where]:
+    """Return all files of a tree of directories, in the order of an archive."""
+    found: list[Where] = []
+    pending: list[Where] = [()]
+    while pending:
+        above = pending.pop()
+        with os.scandir(walk.enter(above)) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.startswith(TEMPORARY):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append((*above, name))
+                elif entry.is_file(follow_symlinks=False) and is_plain(name):
+                    found.append((*above, name))
+                else:
+                    raise FileFormatError(
+                        f"{root.joinpath(*above, name)}: this can not be in an archive",
+                        expected="a regular file, with a name that any system takes",
+                    )
+    if (META,) not in found:
+        raise FileFormatError(f"{root / META}: is not there: no saved tree")
+    return sorted(found, key=place_of)
+
+
+def _pack_file(
+    out: Writer, name: bytes, walk: _Walk, root: Path, where: Where, method: int
+) -> None:
+    array = where[-1].endswith(_ARRAY)
+    try:
+        descriptor = os.open(where[-1], _READ, dir_fd=walk.enter(where[:-1]))
+    except FileNotFoundError as error:
+        raise _changes(root, where) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > _PIECE or (array and method != STORED):
+            found = _pieces_of(descriptor, size)
+            out.stream(name, found, size, method if array else STORED)
+            return
+        data = os.pread(descriptor, size, 0)
+        if len(data) < size:
+            raise _changes(root, where)
+        out.store(name, data, align=array)
+    finally:
+        os.close(descriptor)
+
+
+def _changes(root: Path, where: Where) -> FileFormatError:
+    return FileFormatError(f"{root.joinpath(*where)}: changes while it is read")
+
+
+def _pieces_of(descriptor: int, size: int) -> Iterator[bytes | int]:
+    """Yield the bytes of a file, and the lengths of its holes."""
+    at = 0
+    while at < size:
+        data, end = _next_data(descriptor, at, size)
+        if data - at >= _HOLE:
+            yield data - at
+            at = data
+        while at < end:
+            piece = os.pread(descriptor, min(_PIECE, end - at), at)
+            if not piece:
+                return
+            yield piece
+            at += len(piece)
+
+
+def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
+    """Return from where to where a file holds bytes, at a place or behind it."""
+    try:
+        data = os.lseek(descriptor, at, os.SEEK_DATA)
+        return min(data, size), min(os.lseek(descriptor, data, os.SEEK_HOLE), size)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size, size
+        if error.errno == errno.EINVAL:  # a file system that knows nothing of holes
+            return at, size
+        raise
+
+
+def _check_unpacked(members: Members) -> None:
+    """Refuse what can not be a directory, before anything is made."""
+    name, files = members.name, members.members
+    if META not in files:
+        raise FileFormatError(f"{name}: there is no {META!r} in it: no saved tree")
+    passed: set[str] = set()
+    for member in files:
+        if max(map(len, member.encode().split(b"/"))) > _LONGEST_NAME:
+            raise FileFormatError(f"{name}: {member!r}: longer than a name may be")
+        above = member.rpartition("/")[0]
+        while above and above not in passed:
+            passed.add(above)
+            above = above.rpartition("/")[0]
+    both = passed & files.keys()
+    if both:
+        raise FileFormatError(f"{name}: {min(both)!r}: both a file and a directory")
+    _check_sizes(members)
+
+
+def _check_sizes(members: Members) -> None:
+    """Refuse compressed arrays that are not what the description says."""
+    inflated = {
+        name: member
+        for name, member in members.members.items()
+        if member.method != STORED and name.endswith(_ARRAY)
+    }
+    if not inflated:
+        return
+    try:
+        outline_of(members, ReadOptions())
+    except PickleRefusedError:
+        # Not all of the description can be read: what deflate can do must do.
+        odd = [n for n, found in inflated.items() if found.size > _RATIO * found.packed]
+    else:
+        odd = list(inflated.keys() - members.told)
+    if odd:
+        raise FileFormatError(
+            f"{members.name}: {min(odd)!r}: nothing tells what it inflates to"
+        )
+
+
+def _in_order(members: Members) -> list[tuple[Where, Member]]:
+    found = [(tuple(name.split("/")), one) for name, one in members.members.items()]
+    return sorted(found, key=lambda file: place_of(file[0]))
+
+
+def _unpack_file(members: Members, member: Member, to: int) -> None:
+    hole = False
+    for piece in pieces(members.descriptor, member, members.name):
+        hole = len(piece) >= _HOLE and piece == _ZEROS[: len(piece)]
+        if hole:
+            os.lseek(to, len(piece), os.SEEK_CUR)
+        else:
+            write_all(to, [piece])
+    if hole:
+        os.ftruncate(to, member.size)
