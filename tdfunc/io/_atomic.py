@@ -41,7 +41,9 @@ TEMPORARY = ".tdtmp-"
 
 # What `renameat2` takes.
 _NOREPLACE, _EXCHANGE = 1, 2
-# What it says where the system or the file system does not know it.
+# What `rename` says where something is at the new name.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+# What `renameat2` says where the system or the file system does not know it.
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -60,6 +62,8 @@ _PARENT = _flags("O_RDONLY", "O_CLOEXEC", "O_DIRECTORY")
 _RECORD = "meta.json"
 # Seconds after which what nobody has locked was left behind.
 _MOMENT = 60.0
+# Seconds to wait for other writers of a directory.
+_PATIENCE = 10.0
 
 
 @contextmanager
@@ -100,7 +104,7 @@ def new_file(path: Path, *, overwrite: bool, durable: bool) -> Generator[int]:
             _discard(parent, name, descriptor)
             raise
         finally:
-            os.close(descriptor)
+            _close(descriptor)
         if durable:
             os.fsync(parent)
 
@@ -158,7 +162,7 @@ def new_directory(
                 _discard(parent, name, descriptor)
             raise
         finally:
-            os.close(descriptor)
+            _close(descriptor)
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -279,21 +283,47 @@ def _cleared(parent: int, name: str) -> bool:
     except OSError:
         return False
     finally:
-        os.close(descriptor)
+        _close(descriptor)
     return True
 
 
-def _lock(descriptor: int) -> None:
-    """Lock an open file until it is closed, by whatever end of the process."""
+def _lock(descriptor: int, patience: float = 0.0) -> None:
+    """Lock an open file until it is unlocked, or closed by whatever end of the process.
+
+    Waits for so many seconds, and not for ever: a process that was forked in the midst
+    of a save keeps its locks.
+    """
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.001)
+        else:
+            return
+
+
+def _close(descriptor: int) -> None:
+    """Unlock and close; a process that was forked meanwhile has it open, too."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _is_at(parent: int, name: str, descriptor: int) -> bool:
+    """Return whether an open file or directory is what has this name."""
+    status = _status(parent, name)
+    return status is not None and _identity(status) == _identity(os.fstat(descriptor))
 
 
 def _check_is(parent: int, name: str, descriptor: int) -> None:
     """Check that an open file still has its name: nobody else renames it."""
-    status = _status(parent, name)
-    if status is None or _identity(status) != _identity(os.fstat(descriptor)):
+    if not _is_at(parent, name, descriptor):
         raise OSError(
             errno.ESTALE, "an unfinished file was moved by somebody else", name
         )
@@ -337,7 +367,7 @@ def _opened(parent: int, name: str) -> Generator[int]:
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        _close(descriptor)
 
 
 def _status(parent: int, name: str) -> os.stat_result | None:
@@ -364,26 +394,29 @@ def _may_be_file(parent: int, target: Path, *, overwrite: bool) -> int | None:
 
 def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | None:
     """Return the permissions of the directory that is replaced, None if none is."""
-    status = _status(parent, target.name)
-    if status is None:
-        return None
-    if not S_ISDIR(status.st_mode):
-        raise TargetExistsError(
-            f"{str(target)!r} is a file, which a directory does not replace",
-            fix="another path, or remove the file first",
-        )
-    with _opened(parent, target.name) as descriptor:
-        if _is_empty(descriptor):
-            return S_IMODE(status.st_mode)
-        if not overwrite:
-            raise _exists(target)
-        if _status(descriptor, _RECORD) is None:
+    while True:
+        status = _status(parent, target.name)
+        if status is None:
+            return None
+        if not S_ISDIR(status.st_mode):
             raise TargetExistsError(
-                f"the directory {str(target)!r} holds other files, and no saved tree",
-                expected=f"a {_RECORD!r} in it, or an empty directory",
-                fix="another path, or remove the files first",
+                f"{str(target)!r} is a file, which a directory does not replace",
+                fix="another path, or remove the file first",
             )
-    return S_IMODE(status.st_mode)
+        with suppress(FileNotFoundError), _opened(parent, target.name) as descriptor:
+            if _is_empty(descriptor):
+                return S_IMODE(status.st_mode)
+            if not overwrite:
+                raise _exists(target)
+            if _status(descriptor, _RECORD) is not None:
+                return S_IMODE(status.st_mode)
+            # One that was just replaced loses its files in any order.
+            if _is_at(parent, target.name, descriptor):
+                raise TargetExistsError(
+                    f"the directory {str(target)!r} holds other files, no saved tree",
+                    expected=f"a {_RECORD!r} in it, or an empty directory",
+                    fix="another path, or remove the files first",
+                )
 
 
 def _is_empty(directory: int) -> bool:
@@ -426,32 +459,45 @@ def _linked(parent: int, old: str, new: str) -> None:
 def _put(
     parent: int, name: str, target: Path, *, overwrite: bool, durable: bool
 ) -> None:
-    """Give a directory its name, and remove what had it before."""
+    """Give a directory its name, and remove what had it before.
+
+    Writers of one target take turns at this: who holds the lock of the old directory
+    replaces it. So what has its name afterwards is what is removed.
+    """
     new = target.name
-    try:
-        # A directory replaces an empty one, and nothing else.
-        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise
-    else:
-        if durable:
-            os.fsync(parent)
-        return
-    # What is there now may not be what was there before the block.
-    _may_be_directory(parent, target, overwrite=overwrite)
-    with _opened(parent, new) as old:
-        with suppress(OSError):
-            _lock(old)  # so that nobody else takes its next name for left behind
-        if not _renamed(parent, name, new, _EXCHANGE):
-            name = _moved_aside(parent, name, new)
-        if durable:
-            os.fsync(parent)
-        _discard(parent, name, old)
+    while True:
+        try:
+            # A directory replaces an empty one, and nothing else.
+            os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        else:
+            if durable:
+                os.fsync(parent)
+            return
+        # What is there now may not be what was there before the block.
+        _may_be_directory(parent, target, overwrite=overwrite)
+        with suppress(FileNotFoundError), _opened(parent, new) as old:
+            with suppress(OSError):
+                _lock(old, _PATIENCE)
+            if not _is_at(parent, new, old):
+                continue  # it was another one's turn
+            aside = name
+            if not _renamed(parent, name, new, _EXCHANGE):
+                aside = _moved_aside(parent, name, new, old)
+            if aside is not None:
+                if durable:
+                    os.fsync(parent)
+                _discard(parent, aside, old)
+                return
 
 
-def _moved_aside(parent: int, name: str, new: str) -> str:
-    """Replace a directory in two steps; return the name of the old one."""
+def _moved_aside(parent: int, name: str, new: str, old: int) -> str | None:
+    """Replace a directory in two steps; return the name of the old one.
+
+    None if another writer took the place between the steps.
+    """
     aside = f"{TEMPORARY}old-{_mark(new)}"
     # What is left of a save that was killed between the steps is free to go: there is
     # a directory at the target again.
@@ -460,9 +506,11 @@ def _moved_aside(parent: int, name: str, new: str) -> str:
     os.rename(new, aside, src_dir_fd=parent, dst_dir_fd=parent)
     try:
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError:
-        with suppress(OSError):  # somebody else was faster
-            os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            _discard(parent, aside, old)
+            return None
+        os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
         raise
     return aside
 
