@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -117,9 +118,10 @@ def test_jagged_tensors_keep_their_parts_apart():
         [torch.ones(2), torch.ones(3)], layout=torch.jagged, requires_grad=True
     )
     td = TensorDict({str(i): x * i for i in range(30)}, 2)
-    entries = levels_of(td).entries
-    assert all(entry.values.tensor[0] == int(key) for key, entry in entries.items())
-    assert len({id(entry.offsets) for entry in entries.values()}) == 1
+    entries: dict[str, Any] = levels_of(td).entries
+
+    assert [*range(30)] == [int(entries[str(i)].values.tensor[0]) for i in range(30)]
+    assert 1 == len({id(entry.offsets) for entry in entries.values()})
 
 
 def test_jagged_comes_back():
