@@ -130,7 +130,7 @@ def append_memmap(
         files = files_of(growth.level, allow_pickle=allow_pickle)
         growth.write()
         with (
-            new_directory(file, overwrite=True, durable=durable) as new,
+            new_directory(file, overwrite=True, durable=durable, held=root) as new,
             _Walk(new, str(file)) as there,
         ):
             for where, data in files:

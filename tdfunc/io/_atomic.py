@@ -111,7 +111,12 @@ def new_file(path: Path, *, overwrite: bool, durable: bool) -> Generator[int]:
 
 @contextmanager
 def new_directory(
-    path: Path, *, overwrite: bool, durable: bool, atomic: bool = True
+    path: Path,
+    *,
+    overwrite: bool,
+    durable: bool,
+    atomic: bool = True,
+    held: int | None = None,
 ) -> Generator[int]:
     """Yield a descriptor of a new directory, which takes its name when the block ends.
 
@@ -130,11 +135,13 @@ def new_directory(
             directory is filled without `overwrite`, too.
         durable: on return, all files, and the names, are on the disk (fsync).
         atomic: see above.
+        held: a descriptor of the old directory if the caller has locked it, so that
+            nobody else replaces it: no other directory is replaced.
 
     Raises:
         TargetExistsError: something is at `path` that may not be replaced.
         MissingFileError: there is no directory to make it in.
-        OSError: the system refuses.
+        OSError: the system refuses; ESTALE if `held` is not at `path` any more.
     """
     target = _target(path)
     with _parent_of(target) as parent:
@@ -154,7 +161,8 @@ def new_directory(
                 if old is not None:
                     os.fchmod(descriptor, old)
                 _check_is(parent, name, descriptor)
-                _put(parent, name, target, overwrite=overwrite, durable=durable)
+                may = {"overwrite": overwrite, "durable": durable}
+                _put(parent, name, target, held, **may)
             elif durable:
                 os.fsync(parent)
         except BaseException:
@@ -324,9 +332,7 @@ def _is_at(parent: int, name: str, descriptor: int) -> bool:
 def _check_is(parent: int, name: str, descriptor: int) -> None:
     """Check that an open file still has its name: nobody else renames it."""
     if not _is_at(parent, name, descriptor):
-        raise OSError(
-            errno.ESTALE, "an unfinished file was moved by somebody else", name
-        )
+        raise OSError(errno.ESTALE, "this was moved or replaced by somebody else", name)
 
 
 def _discard(parent: int, name: str, descriptor: int) -> None:
@@ -457,7 +463,13 @@ def _linked(parent: int, old: str, new: str) -> None:
 
 
 def _put(
-    parent: int, name: str, target: Path, *, overwrite: bool, durable: bool
+    parent: int,
+    name: str,
+    target: Path,
+    held: int | None,
+    *,
+    overwrite: bool,
+    durable: bool,
 ) -> None:
     """Give a directory its name, and remove what had it before.
 
@@ -479,9 +491,9 @@ def _put(
         # What is there now may not be what was there before the block.
         _may_be_directory(parent, target, overwrite=overwrite)
         with suppress(FileNotFoundError), _opened(parent, new) as old:
-            with suppress(OSError):
-                _lock(old, _PATIENCE)
-            if not _is_at(parent, new, old):
+            if held is not None:
+                _check_is(parent, new, held)
+            elif not _is_next(parent, new, old):
                 continue  # it was another one's turn
             aside = name
             if not _renamed(parent, name, new, _EXCHANGE):
@@ -491,6 +503,13 @@ def _put(
                     os.fsync(parent)
                 _discard(parent, aside, old)
                 return
+
+
+def _is_next(parent: int, name: str, old: int) -> bool:
+    """Wait for other writers; return whether a directory still has its name then."""
+    with suppress(OSError):
+        _lock(old, _PATIENCE)
+    return _is_at(parent, name, old)
 
 
 def _moved_aside(parent: int, name: str, new: str, old: int) -> str | None:

@@ -582,7 +582,7 @@ class TestLeftBehind:
             (tmp_path / mark).rename(tmp_path / "moved")
             put_thesis(tmp_path / mark)
 
-        with pytest.raises(OSError, match="moved by somebody else"):
+        with pytest.raises(OSError, match="moved or replaced by somebody else"):
             meanwhile(tmp_path / "x", move)
         (mark, _) = names(tmp_path)
         assert content(tmp_path) == {f"{mark}/thesis.tex": b""}
