@@ -237,6 +237,16 @@ vector_as: Any = getattr(_nn, "unflatten_dense_tensors", None)
 # How a gamma variate moves with its concentration, by implicit differentiation.
 gamma_grad: Any = getattr(torch, "_standard_gamma_grad", None)
 
+# What draws random numbers under a private name: some take a generator, some do not.
+sample_functions: tuple[Any, ...] = tuple(
+    getattr(torch, name)
+    for name in ("_standard_gamma", "_sample_dirichlet")
+    if hasattr(torch, name)
+)
+dropout_functions: tuple[Any, ...] = tuple(
+    getattr(torch, name) for name in ("_fused_dropout",) if hasattr(torch, name)
+)
+
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
