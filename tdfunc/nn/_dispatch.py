@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Path
 
-__all__ = ["call_with_tensors", "dispatch", "keywords_of"]
+__all__ = [
+    "call_with_tensors",
+    "dispatch",
+    "input_names",
+    "keywords_of",
+    "takes_any",
+]
 
 
 def call_with_tensors(
@@ -115,12 +121,20 @@ def dispatch(
 
 def keywords_of(fn: Callable[..., Any], first: int) -> frozenset[str]:
     """Return what a function takes by keyword behind its first arguments."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # a builtin
-        return frozenset()
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return frozenset(p.name for p in parameters[first:] if p.kind in kinds)
+    return frozenset(p.name for p in _parameters_of(fn)[first:] if p.kind in kinds)
+
+
+def takes_any(fn: Callable[..., Any]) -> bool:
+    """Return whether a function takes keywords of any name, by ``**``."""
+    return any([p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters_of(fn)])
+
+
+def _parameters_of(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin
+        return []
 
 
 def _options_of(module: Any) -> frozenset[str]:

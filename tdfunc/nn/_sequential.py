@@ -16,6 +16,7 @@ from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, make
 from tdfunc._core.schema import Schema, path_id
 from tdfunc.errors import (
+    InvalidKeyError,
     MissingKeyError,
     OperandError,
     OptionError,
@@ -69,10 +70,13 @@ class TensorDictSequential(TensorDictModuleBase):
         partial_tolerant: leave out modules whose inputs are missing.
 
     Raises:
-        OperandError: one of them is no module of trees.
-        OptionError: an output is selected that there is not, or two inputs have one
-            name in a call with tensors.
-        MissingKeyError: in a call: parameters are given for a module that there is not.
+        OperandError: one of them is no module of trees; in a call: parameters or
+            buffers are no tree.
+        InvalidKeyError: a name is no key.
+        OptionError: an output is selected that there is not, two modules have one name,
+            or two inputs have one name in a call with tensors.
+        MissingKeyError: in a call: parameters or buffers are given for a module that
+            there is not.
 
     Examples:
         >>> import torch
@@ -117,7 +121,9 @@ class TensorDictSequential(TensorDictModuleBase):
             given = modules
         if not isinstance(given, Mapping):
             given = {str(i): module for i, module in enumerate(given)}
-        names = tuple([as_path(name)[0] for name in given if as_path(name)])
+        names = tuple(map(_as_name, given))
+        if len(set(names)) != len(names):
+            raise OptionError("two modules have one name", got=list(given))
         self._output: Output = as_output(output)
         self._partial = partial_tolerant
         self._place(names, tuple([_as_member(module) for module in given.values()]))
@@ -245,11 +251,13 @@ class TensorDictSequential(TensorDictModuleBase):
         Raises:
             IndexError, MissingKeyError: there is no such module.
             OperandError: `module` is no module of trees.
+            InvalidKeyError: `name` is no key.
             OptionError: there is a module of that name.
         """
         at = len(self) if index == len(self) else self._place_of(index)
         if name is None:
             name = next(n for n in map(str, count()) if n not in self._names)
+        name = _as_name(name)
         if name in self._names:
             raise OptionError(
                 "the sequence has a module of this name",
@@ -257,7 +265,7 @@ class TensorDictSequential(TensorDictModuleBase):
                 got=repr(name),
                 fix="seq.replace(name, module) puts another one in its place",
             )
-        return self._edited(at, at, [(as_path(name)[0], module)])
+        return self._edited(at, at, [(name, module)])
 
     def drop(self, index: int | str) -> TensorDictSequential:
         """Return the sequence without one module.
@@ -465,6 +473,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     def _run_chain(self, params: Any, scope: Scope) -> int:
         """Run the linear layers in front; return how many they were."""
+        self._check_entries(params, "parameters")
         if (
             has_global_module_hooks()
             or not isinstance(params, Node)
@@ -543,7 +552,8 @@ class TensorDictSequential(TensorDictModuleBase):
         stop: int | None = None,
     ) -> Any:
         """Run modules in a scope; return their buffers after it if collected."""
-        self._check_params(params)
+        self._check_entries(params, "parameters")
+        self._check_entries(buffers, "buffers")
         key = options["key"]
         keys = (None,) * len(self._names) if key is None else self._keys(key)
         after: dict[str, Any] = {}
@@ -587,18 +597,31 @@ class TensorDictSequential(TensorDictModuleBase):
     def _keys(self, key: Any) -> tuple[torch.Tensor, ...]:
         return of_paths(lone_key(key, "a sequence"), self._ids)
 
-    def _check_params(self, params: Any) -> None:
-        if params is None:
+    def _check_entries(self, tree: Any, what: str) -> None:
+        """Check that parameters or buffers are a tree, and each for a module of it."""
+        if tree is None:
             return
-        names = params._schema.keys if isinstance(params, Node) else tuple(params)
+        if isinstance(tree, Node):
+            names = tree._schema.keys
+        elif isinstance(tree, Mapping):
+            given: Mapping[str, Any] = tree
+            names = tuple(given)
+        else:
+            raise OperandError(
+                f"{what} of a sequence come as a tree",
+                expected="a tree or a mapping with an entry for each module",
+                got=type(tree).__name__,
+                fix=f"sequence.{'params' if what == 'parameters' else what}() gives "
+                "those of its modules",
+            )
         if names != self._names:
             for name in names:
                 if name not in self._names:
                     raise MissingKeyError(
-                        "parameters are given for a module that there is not",
+                        f"{what} are given for a module that there is not",
                         path=(name,),
                         expected=nearest(name, self._names),
-                        fix="sequence.project(params) takes those of its modules",
+                        fix=f"sequence.project({what}) takes those of its modules",
                     )
 
     def __repr__(self) -> str:
@@ -607,6 +630,23 @@ class TensorDictSequential(TensorDictModuleBase):
         pairs = zip(self._names, self._members, strict=True)
         inner = "\n".join([f"{name}: {member!r}" for name, member in pairs])
         return f"{type(self).__name__}(\n    " + inner.replace("\n", "\n    ") + "\n)"
+
+
+def _as_name(name: Any) -> str:
+    """Return the name of a module, checked to be a key of its parameters.
+
+    Raises:
+        InvalidKeyError: it is none, or a path.
+    """
+    path = as_path(name)
+    if len(path) != 1:
+        raise InvalidKeyError(
+            "a path is no name of a module",
+            expected="one key",
+            got=repr(name),
+            fix="TensorDictSequential({'outer': TensorDictSequential({'inner': ...})})",
+        )
+    return path[0]
 
 
 def _as_member(module: Any) -> TensorDictModuleBase:
