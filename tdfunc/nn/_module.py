@@ -881,7 +881,8 @@ class _Decorated(TensorDictModule):
         if owner is None:
             return self
         method = types.MethodType(self.module, owner)
-        bound = TensorDictModule(**{**self._options_given, "module": method})
+        given: dict[str, Any] = {**self._options_given, "module": method}
+        bound = TensorDictModule(**given)
         bound._sinks = self._sinks
         return bound
 
