@@ -10,13 +10,20 @@ from torch import distributions as D
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, size_at
 from tdfunc._tensordict import TensorDict
-from tdfunc.errors import MissingKeyError, OptionError, ShapeError, nearest
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    OptionError,
+    ShapeError,
+    nearest,
+)
 from tdfunc.nn._draw import draw, draw_and_log_prob, has_rsample
 from tdfunc.nn._interaction import InteractionType, composite_lp_aggregate
 from tdfunc.nn._values import (
     build,
     check_value,
     is_known,
+    overlap_of,
     recipe_of,
     value_of,
     with_suffix,
@@ -60,9 +67,10 @@ class CompositeDistribution(D.Distribution):
 
     Raises:
         MissingKeyError: there are no parameters for a part.
-        OperandError: the parameters are not those of the class, or have values that it
-            does not take.
-        OptionError: there are no parts, two go to one place, or `name_map` names none.
+        OperandError: `params` is no tree; the parameters are not those of the class,
+            or have values that it does not take.
+        OptionError: there are no parts, two go to one place (or into each other), or
+            `name_map` or `extra_kwargs` names none.
 
     Examples:
         >>> import torch
@@ -100,6 +108,14 @@ class CompositeDistribution(D.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         extra = {as_path(k): v for k, v in (extra_kwargs or {}).items()}
+        unknown = extra.keys() - set(map(as_path, distribution_map))
+        if unknown:
+            raise OptionError(
+                "extra_kwargs names no part",
+                expected=f"some of {list(distribution_map)}",
+                got=sorted(unknown),
+            )
+        _check_tree(params)
         made: dict[Path, Any] = {}
         for name, cls in distribution_map.items():
             path = as_path(name)
@@ -144,9 +160,11 @@ class CompositeDistribution(D.Distribution):
             aggregate: as of the class.
 
         Raises:
+            OperandError: `params` is no tree.
             OptionError: there are no parts, two go to one place, or `name_map` names
                 none.
         """
+        _check_tree(params)
         self = cls.__new__(cls)
         made = {as_path(name): dist for name, dist in distributions.items()}
         self._set(
@@ -180,8 +198,9 @@ class CompositeDistribution(D.Distribution):
         sizes: dict[Path, torch.Size] = {}
         for path, dist in made.items():
             target = names.get(path, path)
-            if target in dists:
-                raise OptionError("two parts go to one place", path=target)
+            double = target if target in dists else overlap_of([*dists, target])
+            if double is not None:
+                raise OptionError("two parts go to one place", path=double)
             dists[target] = dist
             own = _node_size(params, path[:-1])
             home = target[:-1]
@@ -537,6 +556,15 @@ class CompositeDistribution(D.Distribution):
                     got=type(dist).__name__,
                 ) from None
         return self.tree_of(found, self.lead_of(value))
+
+
+def _check_tree(params: Any) -> None:
+    if not isinstance(params, Node):
+        raise OperandError(
+            "the parameters of the parts come as a tree",
+            expected="a tree with a node for each part",
+            got=type(params).__name__,
+        )
 
 
 def _as_lead(shape: Size | Sequence[int]) -> torch.Size:

@@ -118,9 +118,9 @@ class TensorDictModuleBase:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
             words = keywords_of(cls.forward, _FIRST)
-            # What it takes by ** goes on to the forward that it overrides.
-            inherited = super(cls, cls)._words if takes_any(cls.forward) else words
-            cls._words = words | inherited
+            if takes_any(cls.forward):
+                words |= cls._words  # it goes on to the forward that it overrides
+            cls._words = words
         for end in ("in_keys", "out_keys"):
             if isinstance(vars(cls).get(end), str):  # one key needs no list
                 setattr(cls, end, (vars(cls)[end],))

@@ -43,7 +43,7 @@ from tdfunc.typing import MISSING
 if TYPE_CHECKING:
     from tdfunc.typing import Path
 
-__all__ = ["TensorDictSequential"]
+__all__ = ["TensorDictSequential", "entry_of", "overlaps"]
 
 _SequentialT = TypeVar("_SequentialT", bound="TensorDictSequential")
 
@@ -377,7 +377,7 @@ class TensorDictSequential(TensorDictModuleBase):
         kept: list[tuple[str, TensorDictModuleBase]] = []
         for name, member in reversed(members):
             outs = [as_path(key) for key in member.out_keys]
-            if not any([_overlaps(path, want) for path in outs]):
+            if not any([overlaps(path, want) for path in outs]):
                 continue
             part: TensorDictModuleBase = member
             if isinstance(member, TensorDictSequential):
@@ -408,7 +408,7 @@ class TensorDictSequential(TensorDictModuleBase):
         """
         found: dict[str, Any] = {}
         for name, member in zip(self._names, self._members, strict=True):
-            value = _entry(params, name)
+            value = entry_of(params, name)
             if value is not None:
                 is_part = isinstance(member, TensorDictSequential)
                 found[name] = member.project(value) if is_part else value
@@ -561,13 +561,13 @@ class TensorDictSequential(TensorDictModuleBase):
         for name, member, own in islice(rows, start, stop):
             if self._leaves_out(member, scope.has):
                 if collect:
-                    after[name] = _entry(buffers, name)
+                    after[name] = entry_of(buffers, name)
                 continue
-            given = None if buffers is None else _entry(buffers, name)
+            given = None if buffers is None else entry_of(buffers, name)
             if own is not None:
                 options = {**options, "key": own}
             done = member._step(
-                _entry(params, name), scope, options, given, collect=collect
+                entry_of(params, name), scope, options, given, collect=collect
             )
             if collect:
                 after[name] = done
@@ -714,7 +714,7 @@ def _is_there(path: Path, known: Iterable[Path]) -> bool:
     return any([path[: len(other)] == other for other in known])
 
 
-def _overlaps(path: Path, wanted: Iterable[Path]) -> bool:
+def overlaps(path: Path, wanted: Iterable[Path]) -> bool:
     """Return whether one of two entries is the other, or lies in it."""
     return any([path[: len(w)] == w or w[: len(path)] == path for w in wanted])
 
@@ -727,7 +727,7 @@ def _check_keyed(name: str, member: TensorDictModuleBase) -> None:
         )
 
 
-def _entry(tree: Any, name: str) -> Any:
+def entry_of(tree: Any, name: str) -> Any:
     """Return what a tree or mapping has for a module, None if nothing."""
     if tree is None:
         return None
