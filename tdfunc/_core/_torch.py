@@ -319,6 +319,22 @@ def foreach_works(
     )
 
 
+def is_readable(x: torch.Tensor) -> bool:
+    """Return whether the values of a tensor can be read, at no cost.
+
+    Neither a transform nor a tracer has it; a default device, or another mode that sees
+    functions, is in nobody's way.
+    """
+    return (
+        x.is_cpu
+        and type(x) in PLAIN_TYPES
+        and not is_tracing()
+        and not inside_transform()
+        and _dispatch_modes is not None
+        and not _dispatch_modes()
+    )
+
+
 def transforms_apart() -> bool:
     """Return whether levels of transforms may be entered without torch's wrappers.
 

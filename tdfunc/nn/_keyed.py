@@ -14,13 +14,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tdfunc._core._torch import dropout_functions, sample_functions
+from tdfunc._core._torch import (
+    dropout_functions,
+    inside_transform,
+    is_tracing,
+    sample_functions,
+)
 from tdfunc._core.schema import path_id
 from tdfunc.errors import OperandError, OptionError
 from tdfunc.random import bernoulli, fold_in, normal, uniform
 from tdfunc.random._generators import twister
 from tdfunc.random._keys import lone_key
-from tdfunc.random._samples import has_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -459,7 +463,7 @@ def reset_copy(module: nn.Module, key: torch.Tensor) -> nn.Module:
         OperandError: no key; or nothing gives a parameter on the meta device a value.
     """
     key = lone_key(key, "init")
-    if not has_values(key):
+    if is_tracing() or inside_transform():
         raise OptionError(
             "initial values can not be drawn inside a transform or a compiled function",
             fix="params = module.init(key) outside; EnsembleModule(module, n).init(key)"

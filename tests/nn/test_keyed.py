@@ -247,6 +247,13 @@ class Drawn(nn.Module):
 
 
 class TestInit:
+    def test_a_default_device_changes_nothing(self):
+        module = TensorDictModule(mlp(), ["x"], ["y"])
+        expected = module.init(KEY)
+
+        with torch.device("cpu"):
+            assert expected.equal(module.init(KEY))
+
     @pytest.mark.parametrize(
         "fn",
         [
