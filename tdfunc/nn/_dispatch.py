@@ -30,12 +30,21 @@ __all__ = [
 ]
 
 
+# What every call takes, of modules that have no use for it too.
+_ALWAYS = frozenset({"key", "skip_existing"})
+
+
 def call_with_tensors(
     module: Any, params: Any, first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Return the outputs of a module as tensors; see `dispatch`."""
-    if getattr(type(module).forward, "takes_tensors", False):
+    own = type(module).forward
+    if getattr(own, "takes_tensors", False):
         given = args if first is None else (first, *args)
+        names = input_names(module.in_keys, own.separator)
+        # As in other calls: whatever takes none is given none.
+        unused = _ALWAYS.difference(names, module._options)
+        kwargs = {k: v for k, v in kwargs.items() if k not in unused}
         return module.forward(params, *given, **kwargs)
     names = input_names(module.in_keys)
     options = {k: v for k, v in kwargs.items() if k not in names}
@@ -138,7 +147,7 @@ def _parameters_of(fn: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _options_of(module: Any) -> frozenset[str]:
-    return getattr(module, "_options", frozenset()) | {"key", "skip_existing"}
+    return getattr(module, "_options", frozenset()) | _ALWAYS
 
 
 def input_names(keys: Iterable[str | Path], separator: str = "_") -> dict[str, Path]:

@@ -738,7 +738,8 @@ class TensorDictModule(TensorDictModuleBase):
                 got=f"no {', '.join(repr(key) for key in absent)}",
                 fix="strict=False passes None for them",
             )
-            self._note(error)
+            if not is_tracing():
+                self._note(error)
             raise error
         return [None if value is MISSING else value for value in values]
 

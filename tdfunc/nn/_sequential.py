@@ -14,7 +14,7 @@ from tdfunc._core._torch import has_global_module_hooks, is_tracing
 from tdfunc._core.build import assemble
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, make
-from tdfunc._core.schema import Schema, path_id
+from tdfunc._core.schema import Schema
 from tdfunc.errors import (
     InvalidKeyError,
     MissingKeyError,
@@ -139,7 +139,7 @@ class TensorDictSequential(TensorDictModuleBase):
         """Take these modules, and what follows from which they are."""
         self._names = names
         self._members = members
-        self._ids = tuple([path_id((name,)) for name in names])
+        self._ids = _ids_of(names)
         accepts = self._words | {"key", "buffers", "skip_existing"}
         for member in members:
             accepts |= member._options
@@ -630,6 +630,14 @@ class TensorDictSequential(TensorDictModuleBase):
         pairs = zip(self._names, self._members, strict=True)
         inner = "\n".join([f"{name}: {member!r}" for name, member in pairs])
         return f"{type(self).__name__}(\n    " + inner.replace("\n", "\n    ") + "\n)"
+
+
+def _ids_of(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return what the keys of modules are made of: their names, as ints."""
+    # Asked of a schema, whose methods run for real while Dynamo traces.
+    schema = Schema(Node._plain, names, (0,) * len(names))
+    found = dict(zip(schema.paths(), schema.path_ids(), strict=True))
+    return tuple([found[name,] for name in names])
 
 
 def _as_name(name: Any) -> str:

@@ -492,6 +492,15 @@ class TestTransforms:
 
 
 class TestErrors:
+    def test_in_compiled_code_missing_inputs_are_named(self):
+        module = TensorDictModule(abs, ["p"], ["y"])
+        compiled = torch.compile(
+            lambda td: module(None, td), fullgraph=True, backend="eager"
+        )
+
+        with pytest.raises(Exception, match=r"MissingKeyError.*lacks inputs"):
+            compiled(tree())
+
     def test_missing_inputs_are_all_listed(self):
         module = TensorDictModule(torch.add, ["x", "p", ("n", "q")], ["y"])
 

@@ -141,6 +141,29 @@ class TestInteraction:
         with set_interaction_type("random"):
             assert_equal(outside(tree(), KEY), fn(tree(), KEY))
 
+    def test_a_compiled_block_leaves_other_compilations_alone(self) -> None:
+        module = normal()
+        found: list[Any] = []
+
+        def block(td: TensorDict) -> Any:
+            with set_interaction_type("mean"), set_composite_lp_aggregate():
+                return module(None, td)["x"]
+
+        def work() -> None:  # in a thread in which nobody has set anything
+            found.append(torch.compile(block, fullgraph=True, backend="eager")(tree()))
+            other = torch.compile(
+                lambda td: module(None, td)["x"] + composite_lp_aggregate(),
+                fullgraph=True,
+                backend="eager",
+            )
+            found.append(other(tree()))
+
+        torch._dynamo.reset()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert [torch.equal(LOC, value) for value in found] == [True, True]
+
 
 class Own(D.Distribution):
     """A distribution that torch does not know and that declares nothing."""
@@ -378,6 +401,11 @@ class TestModule:
             Module(["rate"], ["x"], distribution_class=D.Exponential).log_prob(
                 None, TensorDict({"rate": 1.0, "x": -1.0})
             )
+
+    def test_parameters_are_checked_with_a_default_device_too(self) -> None:
+        bad = tree().set("scale", -torch.ones(3, 2))
+        with torch.device("cpu"), pytest.raises(OperandError, match="6 of 6"):
+            normal()(None, bad)
 
     def test_all_that_is_missing_is_listed(self) -> None:
         with pytest.raises(MissingKeyError, match="no 'loc', 'scale'"):

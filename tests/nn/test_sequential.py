@@ -293,6 +293,19 @@ class TestParams:
         assert params["b"].equal(one.init(random.key(0))["b"])
         assert not params["a"].equal(params["b"])
 
+    def test_sequences_are_made_in_compiled_code(self):
+        drop = step(nn.Dropout(), ["x"], ["a"])
+        seq = TensorDictSequential({"\u00e9": drop, "b": step(abs, ["a"], ["b"])})
+        key = random.key(1)
+
+        def call(td: Any, key: torch.Tensor) -> Any:
+            new = TensorDictSequential({"\u00e9": drop})
+            return seq[:1](None, td, key=key), new(None, td, key=key)
+
+        for part in torch.compile(call, fullgraph=True, backend="eager")(TD, key):
+            assert torch.equal(seq(None, TD, key=key)["a"], part["a"])
+            assert ("x", "mask", "a") == part.keys()
+
     def test_keys_of_calls_are_those_of_names(self):
         drop = nn.Dropout()
         seq = TensorDictSequential(step(drop, ["x"], ["a"]), step(drop, ["x"], ["b"]))
@@ -490,6 +503,33 @@ class TestSkipping:
             return inner, skip_existing()
 
         assert (False, (("a",),)) == mode()
+
+    def test_a_compiled_block_leaves_other_compilations_alone(self):
+        seq, _ = self.counted()
+        few = seq[:1]
+        errors: list[Exception] = []
+
+        def block(td: Any) -> Any:
+            with set_skip_existing():
+                return few(None, td.set("a", td["x"]))["a"]
+
+        def work() -> None:  # in a thread in which nobody has set anything
+            try:
+                compiled = torch.compile(block, fullgraph=True, backend="eager")
+                assert torch.equal(X, compiled(TD))
+                other = torch.compile(
+                    lambda td: few(None, td), fullgraph=True, backend="eager"
+                )
+                assert torch.equal(X + 1, other(TD)["a"])
+            except Exception as error:  # noqa: BLE001 - raised again below
+                errors.append(error)
+
+        torch._dynamo.reset()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
 
     def test_threads_start_without(self):
         seen: list[Any] = []
