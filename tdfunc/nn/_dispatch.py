@@ -37,10 +37,23 @@ _ALWAYS = frozenset({"key", "skip_existing"})
 def call_with_tensors(
     module: Any, params: Any, first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return the outputs of a module as tensors; see `dispatch`."""
+    """Return the outputs of a module as tensors; see `dispatch`.
+
+    Args:
+        module: the module.
+        params: its parameters.
+        first: the first positional input, None if there is none.
+        args: the other ones.
+        kwargs: inputs by name, and options of the module.
+
+    Raises:
+        OptionError: an input is given twice, or none is; the module takes no such.
+        OperandError: a mapping is given for a tree.
+    """
     own = type(module).forward
+    # An input that is None is given as one only in front of others.
+    given = () if first is None and not args else (first, *args)
     if getattr(own, "takes_tensors", False):
-        given = args if first is None else (first, *args)
         names = input_names(module.in_keys, own.separator)
         # As in other calls: whatever takes none is given none.
         unused = _ALWAYS.difference(names, module._options)
@@ -49,8 +62,7 @@ def call_with_tensors(
     names = input_names(module.in_keys)
     options = {k: v for k, v in kwargs.items() if k not in names}
     tensors = {k: v for k, v in kwargs.items() if k in names}
-    positional = args if first is None else (first, *args)
-    td = gathered(names, positional, tensors, options, _options_of(module))
+    td = gathered(names, given, tensors, options, _options_of(module))
     return outputs_of(module(params, td, **options), module.out_keys)
 
 

@@ -103,8 +103,8 @@ class Keyed(TorchFunctionMode):
 
 
 _OTHER_WAYS = (
-    "draw with tdfunc.random in a function of (params, tensors), or call net.eval() "
-    "before"
+    "draw with tdfunc.random or tdfunc.nn.draw in a function (params, td, *, key) or a "
+    "module of your own; or call net.eval() before"
 )
 
 

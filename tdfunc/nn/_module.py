@@ -790,6 +790,11 @@ class WrapModule(TensorDictModuleBase):
         out_keys: what it writes, None if that is not known.
         init: ``init(key)`` returns its parameters; without it there are none.
 
+    Raises:
+        OperandError: `fn` can not be called, or keys are no list; in a call: it returns
+            no tree.
+        OptionError: two of `in_keys` have one name in a call with tensors.
+
     Examples:
         >>> from tdfunc import TensorDict
         >>> from tdfunc.nn import WrapModule

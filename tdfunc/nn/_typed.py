@@ -127,6 +127,10 @@ class TensorClassModuleBase(Generic[InT, OutT]):
         Args:
             output: ``"merge"`` returns the input with the outputs in it, ``"only"`` and
                 ``"empty"`` the outputs, with an empty batch size or that of the input.
+
+        Raises:
+            OptionError: there is no such `output`; two fields have one name in a call
+                with tensors.
         """
         return _OfRecords(self, as_output(output))
 

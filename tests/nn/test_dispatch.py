@@ -191,6 +191,26 @@ def test_what_is_read_and_what_is_written_may_share_a_name():
         part(None, A, B)
 
 
+def test_an_input_that_is_none_stands_in_its_place():
+    def second(a: Any, b: Any) -> Any:
+        assert a is None
+        return b
+
+    module = TensorDictModule(second, ["a", "b"], ["y"])
+    assert torch.equal(A, module(None, None, A))
+    assert torch.equal(A, module(None, a=None, b=A))
+
+    class Own(TensorDictModuleBase):
+        in_keys, out_keys = ("a", "b"), ("y",)
+
+        @dispatch
+        def forward(self, params: Any, td: Any) -> Any:
+            assert params is td["a"] is None
+            return td.set("y", td["b"])
+
+    assert torch.equal(A, Own()(None, None, A))
+
+
 class TestDecorator:
     def test_of_a_method(self):
         class Own:

@@ -327,6 +327,12 @@ class TestNormalParamExtractor:
         with pytest.raises(OptionError, match="no mapping to scales"):
             NormalParamExtractor(name)
 
+    def test_a_mapping_that_can_not_be_called(self) -> None:
+        number: Any = 3
+        for cls in (NormalParamExtractor, AddStateIndependentNormalScale):
+            with pytest.raises(OptionError, match="or a function - got 3"):
+                cls(scale_mapping=number)
+
     def test_too_small(self) -> None:
         with pytest.raises(ShapeError, match="no location and scale"):
             NormalParamExtractor()(torch.zeros(3, 1))

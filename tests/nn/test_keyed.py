@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tdfunc import TensorDict, random
 from tdfunc.errors import InvalidLeafError, OperandError, OptionError
-from tdfunc.nn import TensorDictModule
+from tdfunc.nn import TensorDictModule, TensorDictSequential, draw
 from tdfunc.nn._keyed import _DRAWING
 from tests.nn.nets import X, mlp, tree
 
@@ -191,6 +191,17 @@ def test_functions_take_the_options_of_torch():
     ):
         with pytest.raises(OptionError, match="a draw from a key takes no"):
             TensorDictModule(other, ["x"], ["y"])(None, tree(), key=KEY)
+
+
+def test_the_way_out_of_an_error_is_one():
+    def fn(params, td, *, key):
+        assert params is None
+        return td.set("y", draw(Gamma(td["x"].abs() + 1, 1.0), key))
+
+    with pytest.raises(OptionError, match=r"tdfunc.nn.draw in a function \(params, td"):
+        TensorDictModule(torch.poisson, ["x"], ["y"])(None, tree().abs(), key=KEY)
+    seq = TensorDictSequential(fn)
+    assert torch.equal(seq(None, tree(), key=KEY)["y"], seq(None, tree(), key=KEY)["y"])
 
 
 def test_a_generator_of_the_code_itself_is_left_to_it():
