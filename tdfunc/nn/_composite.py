@@ -198,14 +198,16 @@ class CompositeDistribution(D.Distribution):
         sizes: dict[Path, torch.Size] = {}
         for path, dist in made.items():
             target = names.get(path, path)
-            double = target if target in dists else overlap_of([*dists, target])
-            if double is not None:
-                raise OptionError("two parts go to one place", path=double)
+            if target in dists:
+                raise OptionError("two parts go to one place", path=target)
             dists[target] = dist
             own = _node_size(params, path[:-1])
             home = target[:-1]
             if home not in sizes or len(own) < len(sizes[home]):
                 sizes[home] = own
+        inside = overlap_of(dists)
+        if inside is not None:
+            raise OptionError("two parts go to one place", path=inside)
         for home in list(sizes):
             for end in range(len(home)):
                 sizes.setdefault(home[:end], _node_size(params, home[:end]))

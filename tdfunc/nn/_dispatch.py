@@ -26,7 +26,7 @@ __all__ = [
     "dispatch",
     "input_names",
     "keywords_of",
-    "takes_any",
+    "keywords_of_forward",
 ]
 
 
@@ -146,9 +146,20 @@ def keywords_of(fn: Callable[..., Any], first: int) -> frozenset[str]:
     return frozenset(p.name for p in _parameters_of(fn)[first:] if p.kind in kinds)
 
 
-def takes_any(fn: Callable[..., Any]) -> bool:
-    """Return whether a function takes keywords of any name, by ``**``."""
-    return any([p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters_of(fn)])
+def keywords_of_forward(cls: type[Any], first: int) -> frozenset[str]:
+    """Return what the `forward` of a class takes by keyword behind its first arguments.
+
+    What it takes by ``**`` goes on to the one that it overrides.
+    """
+    words: frozenset[str] = frozenset()
+    for base in cls.__mro__:
+        if "forward" in vars(base):
+            fn = vars(base)["forward"]
+            words |= keywords_of(fn, first)
+            kinds = [p.kind for p in _parameters_of(fn)]
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                break
+    return words
 
 
 def _parameters_of(fn: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -337,6 +337,11 @@ class EnsembleModule(TensorDictModuleBase):
         return self._wrapped.in_keys
 
     @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        """Which of them it can not do without."""
+        return self._wrapped.needed_keys
+
+    @property
     def out_keys(self) -> Any:
         """What the module writes."""
         return self._wrapped.out_keys

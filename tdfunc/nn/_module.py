@@ -37,7 +37,7 @@ from tdfunc.nn._dispatch import (
     call_with_tensors,
     input_names,
     keywords_of,
-    takes_any,
+    keywords_of_forward,
 )
 from tdfunc.nn._keyed import Keyed, draws_numbers, reset_copy, stochastic_parts
 from tdfunc.nn._scope import (
@@ -117,10 +117,7 @@ class TensorDictModuleBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
-            words = keywords_of(cls.forward, _FIRST)
-            if takes_any(cls.forward):
-                words |= cls._words  # it goes on to the forward that it overrides
-            cls._words = words
+            cls._words = keywords_of_forward(cls, _FIRST)
         for end in ("in_keys", "out_keys"):
             if isinstance(vars(cls).get(end), str):  # one key needs no list
                 setattr(cls, end, (vars(cls)[end],))
@@ -185,6 +182,11 @@ class TensorDictModuleBase:
         if "skip_existing" in self._options:
             kwargs["skip_existing"] = mode
         return self.forward(params, td, **kwargs)
+
+    @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        """Which of `in_keys` it can not do without: all, unless it has defaults."""
+        return tuple(self.in_keys)
 
     def init(self, key: torch.Tensor) -> Any:  # noqa: ARG002 - to be overridden
         """Return a tree of parameters that is drawn from a key."""

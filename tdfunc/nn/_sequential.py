@@ -158,6 +158,12 @@ class TensorDictSequential(TensorDictModuleBase):
         return tuple(map(short, self._ins))
 
     @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        """Which of `in_keys` a module can not do without."""
+        needed = {as_path(key) for m in self._members for key in m.needed_keys}
+        return tuple([short(path) for path in self._ins if path in needed])
+
+    @property
     def out_keys(self) -> tuple[Any, ...]:
         """What the sequence writes."""
         chosen = self._outs if self._selected is None else self._selected
@@ -365,7 +371,7 @@ class TensorDictSequential(TensorDictModuleBase):
                 if not inner:
                     continue
                 part = member if len(inner) == len(member) else member._of(inner)
-            elif not all([_is_there(as_path(key), have) for key in member.in_keys]):
+            elif not all([_is_there(as_path(key), have) for key in member.needed_keys]):
                 continue
             kept.append((name, part))
             have += [as_path(key) for key in part.out_keys]
@@ -577,7 +583,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     def _leaves_out(self, member: Any, has: Callable[[Path], bool]) -> bool:
         """Return whether a module does not run, for inputs of it are missing."""
-        return self._partial and not all([has(as_path(k)) for k in member.in_keys])
+        return self._partial and not all([has(as_path(k)) for k in member.needed_keys])
 
     def _result(self, td: Any, scope: Scope) -> Any:
         if self._selected is None and self._output == "merge":
