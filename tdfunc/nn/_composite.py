@@ -17,7 +17,7 @@ from tdfunc.errors import (
     ShapeError,
     nearest,
 )
-from tdfunc.nn._draw import draw, draw_and_log_prob, has_rsample
+from tdfunc.nn._draw import draw, draw_and_log_prob, has_rsample, keyless
 from tdfunc.nn._interaction import InteractionType, composite_lp_aggregate
 from tdfunc.nn._values import (
     build,
@@ -300,6 +300,15 @@ class CompositeDistribution(D.Distribution):
         lead = _as_lead(sample_shape)
         values = {p: draw(dist, keys[p], lead) for p, dist in self.dists.items()}
         return self.tree_of(values, lead)
+
+    def rsample(self, sample_shape: Size = _NO_SHAPE) -> TensorDict:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raise: as `sample`, it has no key.
+
+        Raises:
+            OptionError: always; `draw` draws.
+        """
+        del sample_shape
+        raise keyless(self)
 
     def draw_and_log_prob(
         self,

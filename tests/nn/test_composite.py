@@ -106,6 +106,11 @@ class TestParts:
         assert draw(dist, KEY).keys() == ("y",)
         assert dist.has_rsample
 
+    def test_draws_without_a_key(self) -> None:
+        for method in (made().sample, made().rsample):
+            with pytest.raises(OptionError, match=r"CompositeDistribution.*nn\.draw\("):
+                method([2])
+
     def test_errors(self) -> None:
         with pytest.raises(MissingKeyError, match=r"no parameters.*td\['cond'\]"):
             CompositeDistribution(params(), {"cond": D.Normal})

@@ -84,6 +84,12 @@ CASES = [
 
 
 class TestTruncatedNormal:
+    def test_draws_without_a_key(self) -> None:
+        dist = TruncatedNormal(torch.zeros(2), 1.0, -1.0, 1.0)
+        for method in (dist.sample, dist.rsample, D.Independent(dist, 1).sample):
+            with pytest.raises(OptionError, match=r"TruncatedNormal.*nn\.draw\("):
+                method()
+
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_against_scipy(self, case: tuple[float, ...]) -> None:
         stats = pytest.importorskip("scipy.stats")
