@@ -238,6 +238,16 @@ vector_as: Any = getattr(_nn, "unflatten_dense_tensors", None)
 # How a gamma variate moves with its concentration, by implicit differentiation.
 gamma_grad: Any = getattr(torch, "_standard_gamma_grad", None)
 
+# What draws random numbers under a private name: some take a generator, some do not.
+sample_functions: tuple[Any, ...] = tuple(
+    getattr(torch, name)
+    for name in ("_standard_gamma", "_sample_dirichlet")
+    if hasattr(torch, name)
+)
+dropout_functions: tuple[Any, ...] = tuple(
+    getattr(torch, name) for name in ("_fused_dropout",) if hasattr(torch, name)
+)
+
 # What torch._foreach_* surely handles: subclasses may redefine the operation.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -307,6 +317,22 @@ def foreach_works(
         and not _dispatch_modes()
         and PLAIN_TYPES.issuperset(map(type, leaves))
         and (others is None or PLAIN_TYPES.issuperset(map(type, others)))
+    )
+
+
+def is_readable(x: torch.Tensor) -> bool:
+    """Return whether the values of a tensor can be read, at no cost.
+
+    Neither a transform nor a tracer has it; a default device, or another mode that sees
+    functions, is in nobody's way.
+    """
+    return (
+        x.is_cpu
+        and type(x) in PLAIN_TYPES
+        and not is_tracing()
+        and not inside_transform()
+        and _dispatch_modes is not None
+        and not _dispatch_modes()
     )
 
 

@@ -10,13 +10,20 @@ from torch import distributions as D
 from tdfunc._core.keys import as_path
 from tdfunc._core.node import Node, size_at
 from tdfunc._tensordict import TensorDict
-from tdfunc.errors import MissingKeyError, OptionError, ShapeError, nearest
-from tdfunc.nn._draw import draw, draw_and_log_prob, has_rsample
+from tdfunc.errors import (
+    MissingKeyError,
+    OperandError,
+    OptionError,
+    ShapeError,
+    nearest,
+)
+from tdfunc.nn._draw import draw, draw_and_log_prob, has_rsample, keyless
 from tdfunc.nn._interaction import InteractionType, composite_lp_aggregate
 from tdfunc.nn._values import (
     build,
     check_value,
     is_known,
+    overlap_of,
     recipe_of,
     value_of,
     with_suffix,
@@ -60,9 +67,10 @@ class CompositeDistribution(D.Distribution):
 
     Raises:
         MissingKeyError: there are no parameters for a part.
-        OperandError: the parameters are not those of the class, or have values that it
-            does not take.
-        OptionError: there are no parts, two go to one place, or `name_map` names none.
+        OperandError: `params` is no tree; the parameters are not those of the class,
+            or have values that it does not take.
+        OptionError: there are no parts, two go to one place (or into each other), or
+            `name_map` or `extra_kwargs` names none.
 
     Examples:
         >>> import torch
@@ -100,6 +108,14 @@ class CompositeDistribution(D.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         extra = {as_path(k): v for k, v in (extra_kwargs or {}).items()}
+        unknown = extra.keys() - set(map(as_path, distribution_map))
+        if unknown:
+            raise OptionError(
+                "extra_kwargs names no part",
+                expected=f"some of {list(distribution_map)}",
+                got=sorted(unknown),
+            )
+        _check_tree(params)
         made: dict[Path, Any] = {}
         for name, cls in distribution_map.items():
             path = as_path(name)
@@ -144,9 +160,11 @@ class CompositeDistribution(D.Distribution):
             aggregate: as of the class.
 
         Raises:
+            OperandError: `params` is no tree.
             OptionError: there are no parts, two go to one place, or `name_map` names
                 none.
         """
+        _check_tree(params)
         self = cls.__new__(cls)
         made = {as_path(name): dist for name, dist in distributions.items()}
         self._set(
@@ -187,6 +205,9 @@ class CompositeDistribution(D.Distribution):
             home = target[:-1]
             if home not in sizes or len(own) < len(sizes[home]):
                 sizes[home] = own
+        inside = overlap_of(dists)
+        if inside is not None:
+            raise OptionError("two parts go to one place", path=inside)
         for home in list(sizes):
             for end in range(len(home)):
                 sizes.setdefault(home[:end], _node_size(params, home[:end]))
@@ -279,6 +300,15 @@ class CompositeDistribution(D.Distribution):
         lead = _as_lead(sample_shape)
         values = {p: draw(dist, keys[p], lead) for p, dist in self.dists.items()}
         return self.tree_of(values, lead)
+
+    def rsample(self, sample_shape: Size = _NO_SHAPE) -> TensorDict:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raise: as `sample`, it has no key.
+
+        Raises:
+            OptionError: always; `draw` draws.
+        """
+        del sample_shape
+        raise keyless(self)
 
     def draw_and_log_prob(
         self,
@@ -537,6 +567,15 @@ class CompositeDistribution(D.Distribution):
                     got=type(dist).__name__,
                 ) from None
         return self.tree_of(found, self.lead_of(value))
+
+
+def _check_tree(params: Any) -> None:
+    if not isinstance(params, Node):
+        raise OperandError(
+            "the parameters of the parts come as a tree",
+            expected="a tree with a node for each part",
+            got=type(params).__name__,
+        )
 
 
 def _as_lead(shape: Size | Sequence[int]) -> torch.Size:

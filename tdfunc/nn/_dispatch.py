@@ -21,21 +21,48 @@ if TYPE_CHECKING:
 
     from tdfunc.typing import Path
 
-__all__ = ["call_with_tensors", "dispatch", "keywords_of"]
+__all__ = [
+    "call_with_tensors",
+    "dispatch",
+    "input_names",
+    "keywords_of",
+    "keywords_of_forward",
+]
+
+
+# What every call takes, of modules that have no use for it too.
+_ALWAYS = frozenset({"key", "skip_existing"})
 
 
 def call_with_tensors(
     module: Any, params: Any, first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return the outputs of a module as tensors; see `dispatch`."""
-    if getattr(type(module).forward, "takes_tensors", False):
-        given = args if first is None else (first, *args)
+    """Return the outputs of a module as tensors; see `dispatch`.
+
+    Args:
+        module: the module.
+        params: its parameters.
+        first: the first positional input, None if there is none.
+        args: the other ones.
+        kwargs: inputs by name, and options of the module.
+
+    Raises:
+        OptionError: an input is given twice, or none is; the module takes no such.
+        OperandError: a mapping is given for a tree.
+    """
+    own = type(module).forward
+    # An input that is None is given as one only in front of others.
+    given = () if first is None and not args else (first, *args)
+    if getattr(own, "takes_tensors", False):
+        names = input_names(module.in_keys, own.separator)
+        # As in other calls: whatever takes none is given none.
+        unused = _ALWAYS.difference(names, module._options)
+        kwargs = {k: v for k, v in kwargs.items() if k not in unused}
         return module.forward(params, *given, **kwargs)
     names = input_names(module.in_keys)
     options = {k: v for k, v in kwargs.items() if k not in names}
     tensors = {k: v for k, v in kwargs.items() if k in names}
-    positional = args if first is None else (first, *args)
-    td = gathered(names, positional, tensors, options, _options_of(module))
+    td = gathered(names, given, tensors, options, _options_of(module))
     return outputs_of(module(params, td, **options), module.out_keys)
 
 
@@ -115,16 +142,35 @@ def dispatch(
 
 def keywords_of(fn: Callable[..., Any], first: int) -> frozenset[str]:
     """Return what a function takes by keyword behind its first arguments."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # a builtin
-        return frozenset()
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return frozenset(p.name for p in parameters[first:] if p.kind in kinds)
+    return frozenset(p.name for p in _parameters_of(fn)[first:] if p.kind in kinds)
+
+
+def keywords_of_forward(cls: type[Any], first: int) -> frozenset[str]:
+    """Return what the `forward` of a class takes by keyword behind its first arguments.
+
+    What it takes by ``**`` goes on to the one that it overrides.
+    """
+    words: frozenset[str] = frozenset()
+    for base in cls.__mro__:
+        if "forward" in vars(base):
+            fn = vars(base)["forward"]
+            words |= keywords_of(fn, first)
+            kinds = [p.kind for p in _parameters_of(fn)]
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                break
+    return words
+
+
+def _parameters_of(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin
+        return []
 
 
 def _options_of(module: Any) -> frozenset[str]:
-    return getattr(module, "_options", frozenset()) | {"key", "skip_existing"}
+    return getattr(module, "_options", frozenset()) | _ALWAYS
 
 
 def input_names(keys: Iterable[str | Path], separator: str = "_") -> dict[str, Path]:

@@ -14,7 +14,7 @@ from torch.distributions import constraints
 
 from tdfunc import random
 from tdfunc.errors import OptionError
-from tdfunc.nn._draw import transformed_jointly
+from tdfunc.nn._draw import keyless, transformed_jointly
 from tdfunc.random._samples import has_values
 
 if TYPE_CHECKING:
@@ -255,6 +255,15 @@ class TruncatedNormal(D.Distribution):
             device=self.loc.device,
         )
         return _between(self.loc + noise * self.scale, self.a, self.b)
+
+    def rsample(self, sample_shape: Any = _NO_SHAPE) -> torch.Tensor:
+        """Raise: as `sample`, it has no key.
+
+        Raises:
+            OptionError: always; `tdfunc.nn.draw` draws.
+        """
+        del sample_shape
+        raise keyless(self)
 
     def log_prob(self, value: torch.Tensor) -> torch.Tensor:
         """Return the logarithm of the density, minus infinity outside the bounds."""

@@ -33,6 +33,7 @@ __all__ = [
     "draw",
     "draw_and_log_prob",
     "has_rsample",
+    "keyless",
     "normal_jointly",
     "transformed_jointly",
 ]
@@ -138,6 +139,14 @@ def draw_and_log_prob(
         return transformed_jointly(dist, key, sample_shape)
     value = draw(dist, key, sample_shape)
     return value, dist.log_prob(value)
+
+
+def keyless(dist: Any) -> OptionError:
+    """Return the error of a distribution that is asked for draws without a key."""
+    return OptionError(
+        f"draws of {type(dist).__name__} come from a key",
+        fix="tdfunc.nn.draw(dist, key, sample_shape)",
+    )
 
 
 def has_rsample(dist: Any) -> bool:

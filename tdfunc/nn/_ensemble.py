@@ -67,7 +67,8 @@ def functional_vmap(  # noqa: PLR0913 - a call and its options
     Raises:
         OperandError: `params` is no tree; an argument that is not shared, or (in a
             loop) an output, is no tensor.
-        OptionError: `in_dims` names no argument; a key is given for an `nn.Module`.
+        OptionError: `in_dims` names no argument, or has what is no dim; `method` is
+            none; a key is given twice, or for an `nn.Module`.
         ShapeError: an argument that is not shared has not the sets at its dim; a loop
             over no sets.
 
@@ -88,6 +89,8 @@ def functional_vmap(  # noqa: PLR0913 - a call and its options
         )
     args = args if isinstance(args, tuple) else (args,)
     named = dict(kwargs or {})
+    if key is not None and "key" in named:
+        raise OptionError("the key is given twice", got="key= and kwargs['key']")
     call = _as_call(module, method, key)
     sets = params.batch_size
     if not sets:
@@ -144,6 +147,8 @@ def _as_call(
         )
     if method is None:
         return lambda own, *args, **kwargs: functional_call(module, own, args, kwargs)
+    if not callable(getattr(module, method, None)):
+        raise OptionError("method= names a method of the module", got=repr(method))
     bound = MethodOf(module, method)
     return lambda own, *args, **kwargs: functional_call(
         bound, {"module": own}, args, kwargs
@@ -168,6 +173,13 @@ def _dims(in_dims: Any, places: int, names: tuple[str, ...]) -> list[int | None]
             "in_dims says for each argument where the sets are",
             expected="a dict, a tuple or None",
             got=repr(in_dims),
+        )
+    bad = [dim for dim in in_dims.values() if not isinstance(dim, int | None)]
+    if bad:
+        raise OptionError(
+            "where the sets are is a dim, or None",
+            expected="ints and None",
+            got=", ".join(map(repr, bad)),
         )
     unknown = [key for key in in_dims if key not in keys]
     if unknown:
@@ -325,6 +337,11 @@ class EnsembleModule(TensorDictModuleBase):
         return self._wrapped.in_keys
 
     @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        """Which of them it can not do without."""
+        return self._wrapped.needed_keys
+
+    @property
     def out_keys(self) -> Any:
         """What the module writes."""
         return self._wrapped.out_keys
@@ -383,10 +400,13 @@ class EnsembleModule(TensorDictModuleBase):
 
         Args:
             params: the parameters of all members.
-            buffers: the buffers of all members; they do not change.
+            buffers: the buffers of all members; they do not change. None for those of
+                the module, which do not come back.
             td: the tree.
             options: as in a call.
         """
+        if buffers is None:
+            return self(params, needed_tree(td, self), **options), None
         call = self._wrapped.call_with_buffers
         return self._each(call, (params, buffers), needed_tree(td, self), options)
 
@@ -398,7 +418,10 @@ class EnsembleModule(TensorDictModuleBase):
         options: Mapping[str, Any],
     ) -> Any:
         """Return what a call gives for each member, with trees of its own."""
-        self._check(own[0], td)
+        self._check(td)
+        self._check_rows(own[0], "parameters", "ensemble.init(key)")
+        for buffers in (*own[1:], options.get("buffers")):
+            self._check_rows(buffers, "buffers", "ensemble.buffers()")
         # Of a module without parameters: the rows of no entries say how many there are.
         has_none = own[0] is None
         if has_none:
@@ -420,18 +443,21 @@ class EnsembleModule(TensorDictModuleBase):
         axes = (None if self._expand else 0, *(0,) * len(rest))
         return vmap(one, axes)(td, *rest)
 
-    def _check(self, params: Any, td: Any) -> None:
+    def _check_rows(self, tree: Any, what: str, fix: str) -> None:
         n = self._copies
-        if params is not None and (
-            not isinstance(params, Node) or params.batch_size[:1] != (n,)
+        if tree is not None and (
+            not isinstance(tree, Node) or tree.batch_size[:1] != (n,)
         ):
-            shape = params.batch_size if isinstance(params, Node) else None
+            shape = tree.batch_size if isinstance(tree, Node) else None
             raise ShapeError(
-                "the parameters of an ensemble have a row for each member",
+                f"the {what} of an ensemble have a row for each member",
                 expected=f"a tree of batch size [{n}]",
-                got=type(params).__name__ if shape is None else f"{list(shape)}",
-                fix="ensemble.init(key)",
+                got=type(tree).__name__ if shape is None else f"{list(shape)}",
+                fix=fix,
             )
+
+    def _check(self, td: Any) -> None:
+        n = self._copies
         if not self._expand and td.batch_size[:1] != (n,):
             raise ShapeError(
                 "the tree has not a row for each member",

@@ -22,12 +22,14 @@ __all__ = ["AddStateIndependentNormalScale", "NormalParamExtractor"]
 def _as_mapping(
     value: str | Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function of its name.
+    """Return a function, or that of a name.
 
     Raises:
-        OptionError: there is none of this name.
+        OptionError: there is none of this name, or it can not be called.
     """
     if not isinstance(value, str):
+        if not callable(value):
+            raise _no_mapping(value)
         return value
     found = _MAPPINGS.get(value)
     if found is not None:
@@ -40,14 +42,18 @@ def _as_mapping(
     least = numbers[1] if len(numbers) > 1 else _LEAST
     valid = len(numbers) in (1, 2) and numbers[0] > least
     if not value.startswith(name) or not valid:
-        raise OptionError(
-            "this is no mapping to scales",
-            expected=f"one of {', '.join(map(repr, _MAPPINGS))}, "
-            "'biased_softplus_{bias}', 'biased_softplus_{bias}_{least}' with "
-            "bias > least, or a function",
-            got=repr(value),
-        )
+        raise _no_mapping(value)
     return _BiasedSoftplus(numbers[0], least)
+
+
+def _no_mapping(value: Any) -> OptionError:
+    return OptionError(
+        "this is no mapping to scales",
+        expected=f"one of {', '.join(map(repr, _MAPPINGS))}, "
+        "'biased_softplus_{bias}', 'biased_softplus_{bias}_{least}' with "
+        "bias > least, or a function",
+        got=repr(value),
+    )
 
 
 _LEAST = 0.01

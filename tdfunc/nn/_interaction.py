@@ -83,8 +83,11 @@ def as_interaction(value: Any) -> InteractionType:
 
 
 class _Switches(threading.local):
-    interaction: InteractionType | None = None
-    aggregate: bool = False
+    # In the dict of each thread from the start: Dynamo guards whether they are there,
+    # and a block in compiled code puts them there.
+    def __init__(self) -> None:
+        self.interaction: InteractionType | None = None
+        self.aggregate: bool = False
 
 
 _SWITCHES = _Switches()

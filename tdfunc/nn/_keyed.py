@@ -14,12 +14,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tdfunc._core._torch import (
+    dropout_functions,
+    inside_transform,
+    is_tracing,
+    sample_functions,
+)
 from tdfunc._core.schema import path_id
 from tdfunc.errors import OperandError, OptionError
 from tdfunc.random import bernoulli, fold_in, normal, uniform
 from tdfunc.random._generators import twister
 from tdfunc.random._keys import lone_key
-from tdfunc.random._samples import has_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,22 +92,30 @@ class Keyed(TorchFunctionMode):
     ) -> Any:
         options = kwargs or {}
         draw = _DRAWS.get(func)
-        if draw is not None and options.get("generator") is None:
+        if draw is not None and not _has_generator(args, options):
             self.drawn += 1
             return draw(fold_in(self.key, self.drawn), *args, **options)
-        if func in _REFUSED and options.get("generator") is None:
+        if func in _DRAWING and not _has_generator(args, options):
             raise _refused(func.__name__)
         if func in _ATTENTION and _attention_dropout(func, args, options):
             raise _refused(f"{func.__name__} with dropout")
         return func(*args, **options)
 
 
-def _refused(name: str) -> OptionError:
-    return OptionError(
-        f"torch's {name} can not draw from a key",
-        fix="draw with tdfunc.random in a function of (params, tensors), or call "
-        "net.eval() before",
-    )
+_OTHER_WAYS = (
+    "draw with tdfunc.random or tdfunc.nn.draw in a function (params, td, *, key) or a "
+    "module of your own; or call net.eval() before"
+)
+
+
+def _refused(name: str, fix: str = _OTHER_WAYS) -> OptionError:
+    return OptionError(f"torch's {name} can not draw from a key", fix=fix)
+
+
+def _has_generator(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether a call brings a generator of its own."""
+    given = (*args, *options.values())
+    return any([isinstance(value, torch.Generator) for value in given])
 
 
 def _dropped(key: torch.Tensor, x: torch.Tensor, p: float, shape: Any) -> torch.Tensor:
@@ -225,13 +238,18 @@ def _shaped(
 
     def drawn(
         key: torch.Tensor,
-        *size: Any,
+        *sizes: Any,
+        size: Any = None,
         dtype: torch.dtype | None = None,
         device: Any = None,
         requires_grad: bool = False,
         generator: None = None,  # noqa: ARG001 - torch's signature
+        **others: Any,
     ) -> torch.Tensor:
-        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        _check_storage(others)
+        shape: Any = sizes if size is None else size
+        if len(sizes) == 1 and not isinstance(sizes[0], int):
+            shape = sizes[0]
         out = draw(key, tuple(shape), dtype or torch.get_default_dtype())
         out = out if device is None else out.to(device)
         return out.requires_grad_() if requires_grad else out
@@ -251,12 +269,38 @@ def _shaped_like(
         dtype: torch.dtype | None = None,
         device: Any = None,
         requires_grad: bool = False,
+        generator: None = None,  # noqa: ARG001 - torch's signature
+        **others: Any,
     ) -> torch.Tensor:
+        _check_storage(others)
         out = draw(key, input.shape, dtype or input.dtype)
         out = out.to(input.device if device is None else device)
         return out.requires_grad_() if requires_grad else out
 
     return drawn
+
+
+def _check_storage(options: dict[str, Any]) -> None:
+    """Check that options of a call ask for nothing but an ordinary new tensor.
+
+    Raises:
+        OptionError: one asks for more.
+    """
+    for name, value in options.items():
+        usual = _USUAL.get(name, ())
+        if value is not None and value not in usual:
+            raise OptionError(
+                f"a draw from a key takes no {name}=",
+                expected=", ".join(map(str, usual)) or "none",
+                got=repr(value),
+            )
+
+
+_USUAL: dict[str, tuple[Any, ...]] = {
+    "layout": (torch.strided,),
+    "pin_memory": (False,),
+    "memory_format": (torch.preserve_format, torch.contiguous_format),
+}
 
 
 def _bernoulli(
@@ -265,7 +309,9 @@ def _bernoulli(
     p: float | None = None,
     *,
     generator: None = None,  # noqa: ARG001 - torch's signature
+    **others: Any,
 ) -> torch.Tensor:
+    _check_storage(others)
     rate = input if p is None else p
     return bernoulli(key, rate, input.shape).to(input.device, input.dtype)
 
@@ -295,17 +341,34 @@ _IN_PLACE = tuple(
     )
 )
 
-_REFUSED = frozenset(
+# All that draws random numbers. A function of Python that torch hands to the mode as a
+# whole runs without it, so that what it calls is not seen: these are here too.
+_TAKE_GENERATORS = frozenset(
     {
         *_IN_PLACE,
-        *(torch.normal, torch.multinomial, torch.Tensor.multinomial, torch.poisson),
+        *(torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal),
         *(torch.randint, torch.randint_like, torch.randperm),
-        *(F.gumbel_softmax, F.fractional_max_pool2d, F.fractional_max_pool3d),
-        *(F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices),
-        *(torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
-        torch.rrelu,
+        *(torch.bernoulli, torch.Tensor.bernoulli),
+        *(torch.multinomial, torch.Tensor.multinomial, torch.poisson, torch.binomial),
+        *(torch.rrelu, torch.rrelu_, *sample_functions),
+        *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_),
     }
 )
+
+_TAKE_NONE = frozenset(
+    {
+        *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+        *(F.alpha_dropout, F.feature_alpha_dropout, F.rrelu, F.gumbel_softmax),
+        *(F.fractional_max_pool2d, F.fractional_max_pool3d),
+        *(F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices),
+        *(torch.dropout, torch.dropout_, torch.native_dropout, *dropout_functions),
+        *(torch.feature_dropout, torch.feature_dropout_),
+        *(torch.alpha_dropout, torch.alpha_dropout_),
+        *(torch.feature_alpha_dropout, torch.feature_alpha_dropout_),
+    }
+)
+
+_DRAWING = _TAKE_GENERATORS | _TAKE_NONE
 
 _ATTENTION = frozenset(
     {F.multi_head_attention_forward, F.scaled_dot_product_attention}
@@ -332,7 +395,11 @@ def _attention_dropout(
 
 
 class _Seeded(TorchFunctionMode):
-    """Give a generator to all that fills tensors with random numbers."""
+    """Give a generator to all that fills tensors with random numbers.
+
+    Raises:
+        OptionError: the code draws by a function that takes no generator.
+    """
 
     def __init__(self, key: torch.Tensor) -> None:
         super().__init__()
@@ -347,12 +414,16 @@ class _Seeded(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        if func in _FILLS and options.get("generator") is None:
+        if func in _TAKE_NONE:
+            raise _refused(func.__name__, "draw with torch.rand in reset_parameters")
+        if func in _TAKE_GENERATORS and not _has_generator(args, options):
             first = next(
                 (x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)),
                 None,
             )
-            device = options.get("device") if first is None else first.device
+            device = options.get("device")
+            if device is None and first is not None:
+                device = first.device
             options["generator"] = self._generator(torch.device(device or "cpu"))
         return func(*args, **options)
 
@@ -366,16 +437,6 @@ class _Seeded(TorchFunctionMode):
                 known.manual_seed(self.words[0] ^ self.words[1])
             self.generators[device] = known
         return known
-
-
-_FILLS = frozenset(
-    {
-        *_IN_PLACE,
-        *(torch.normal, torch.rand, torch.randn, torch.randint, torch.randperm),
-        *(torch.bernoulli, torch.multinomial),
-        *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_),
-    }
-)
 
 
 def _reset_of(part: nn.Module) -> Any:
@@ -397,11 +458,12 @@ def reset_copy(module: nn.Module, key: torch.Tensor) -> nn.Module:
 
     Raises:
         OptionError: the values of the key can not be read: it is mapped over, or the
-            code is being compiled.
+            code is being compiled; or a part draws its values by what takes no
+            generator (dropout).
         OperandError: no key; or nothing gives a parameter on the meta device a value.
     """
     key = lone_key(key, "init")
-    if not has_values(key):
+    if is_tracing() or inside_transform():
         raise OptionError(
             "initial values can not be drawn inside a transform or a compiled function",
             fix="params = module.init(key) outside; EnsembleModule(module, n).init(key)"

@@ -33,7 +33,12 @@ from tdfunc.errors import MissingKeyError, OperandError, OptionError, StructureE
 from tdfunc.func import from_module
 from tdfunc.func._modules import dotted
 from tdfunc.func._purecall import call_pure
-from tdfunc.nn._dispatch import call_with_tensors, input_names, keywords_of
+from tdfunc.nn._dispatch import (
+    call_with_tensors,
+    input_names,
+    keywords_of,
+    keywords_of_forward,
+)
 from tdfunc.nn._keyed import Keyed, draws_numbers, reset_copy, stochastic_parts
 from tdfunc.nn._scope import (
     Scope,
@@ -76,7 +81,7 @@ class TensorDictModuleBase:
     A subclass has `in_keys`, `out_keys` and ``forward(self, params, td) -> tree``. Its
     parameters are what `init` and `params` return, by default an empty tree. What
     `forward` takes by keyword (``key``, for one) can be given in calls, of sequences
-    with the module in them too.
+    with the module in them too; what it takes by ``**`` is what its base class takes.
 
     Calling it with a tree is `forward`, calling it with tensors is `forward` with the
     tree of them, and returns tensors (see `dispatch`).
@@ -112,7 +117,10 @@ class TensorDictModuleBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
-            cls._words = keywords_of(cls.forward, _FIRST)
+            cls._words = keywords_of_forward(cls, _FIRST)
+        for end in ("in_keys", "out_keys"):
+            if isinstance(vars(cls).get(end), str):  # one key needs no list
+                setattr(cls, end, (vars(cls)[end],))
         keys = vars(cls).get("in_keys")
         if isinstance(keys, (tuple, list)):  # not if instances say what they are
             given: Any = keys
@@ -175,6 +183,11 @@ class TensorDictModuleBase:
             kwargs["skip_existing"] = mode
         return self.forward(params, td, **kwargs)
 
+    @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        """Which of `in_keys` it can not do without: all, unless it has defaults."""
+        return tuple(self.in_keys)
+
     def init(self, key: torch.Tensor) -> Any:  # noqa: ARG002 - to be overridden
         """Return a tree of parameters that is drawn from a key."""
         return bare(torch.Size())
@@ -226,6 +239,8 @@ class TensorDictModuleBase:
             for name, value in options.items()
             if name in self._options or name == "skip_existing"
         }
+        if options.get("key") is None:
+            known.pop("key", None)  # forward may have a default of its own
         if collect:
             td, after = self.call_with_buffers(params, buffers, scope.tree(), **known)
         else:
@@ -275,7 +290,8 @@ class TensorDictModule(TensorDictModuleBase):
     Raises:
         InvalidKeyError: a key is none.
         MissingKeyError: in a call: inputs are missing; all are listed.
-        OperandError: `module` can not be called, or parameters are not given.
+        OperandError: `module` can not be called, keys are no list, or parameters are
+            not given.
         OptionError: options do not go together; two of `in_keys` have one name in a
             call with tensors; a random layer has no key.
         StructureError: in a call: there are more or fewer outputs than `out_keys`.
@@ -455,11 +471,13 @@ class TensorDictModule(TensorDictModuleBase):
         """What the module wrote before `select_out_keys`."""
         return tuple([short(path) for path in self._declared if path is not None])
 
-    def replace(self, **options: Any) -> TensorDictModule:
-        """Return a module with other arguments of the constructor.
+    def replace(self, **options: Any) -> Self:
+        """Return a module of the same class with other arguments of the constructor.
+
+        What a subclass has beside them stays. Outputs that were selected are no more.
 
         Args:
-            options: the arguments to change.
+            options: the arguments to change, those of `TensorDictModule`.
 
         Raises:
             OptionError: an argument that the constructor does not have.
@@ -477,7 +495,9 @@ class TensorDictModule(TensorDictModuleBase):
                 expected=", ".join(self._options_given),
                 got=", ".join(unknown),
             )
-        return TensorDictModule(**{**self._options_given, **options})
+        new = copy.copy(self)
+        TensorDictModule.__init__(new, **{**self._options_given, **options})
+        return new
 
     def select_out_keys(self, *keys: str | Path) -> Self:
         """Return a module that writes only some of the outputs.
@@ -563,6 +583,9 @@ class TensorDictModule(TensorDictModuleBase):
             td: the tree.
             options: ``key=`` and ``skip_existing=``.
 
+        Raises:
+            OptionError: an option that a call does not take.
+
         Examples:
             >>> import torch
             >>> from tdfunc import TensorDict
@@ -578,6 +601,7 @@ class TensorDictModule(TensorDictModuleBase):
         options["skip_existing"] = skip_existing() if mode is None else as_mode(mode)
         if type(self).forward is not TensorDictModule.forward:
             return super().call_with_buffers(params, buffers, td, **options)
+        self._check_options(options.keys() - {"skip_existing"})
         if options["skip_existing"] and skips(
             self, options["skip_existing"], scope.has
         ):
@@ -716,7 +740,8 @@ class TensorDictModule(TensorDictModuleBase):
                 got=f"no {', '.join(repr(key) for key in absent)}",
                 fix="strict=False passes None for them",
             )
-            self._note(error)
+            if not is_tracing():
+                self._note(error)
             raise error
         return [None if value is MISSING else value for value in values]
 
@@ -766,6 +791,11 @@ class WrapModule(TensorDictModuleBase):
         in_keys: what it reads, None if that is not known.
         out_keys: what it writes, None if that is not known.
         init: ``init(key)`` returns its parameters; without it there are none.
+
+    Raises:
+        OperandError: `fn` can not be called, or keys are no list; in a call: it returns
+            no tree.
+        OptionError: two of `in_keys` have one name in a call with tensors.
 
     Examples:
         >>> from tdfunc import TensorDict
@@ -858,7 +888,9 @@ class _Decorated(TensorDictModule):
     def __get__(self, owner: Any, cls: Any = None) -> TensorDictModule:
         if owner is None:
             return self
-        bound = self.replace(module=types.MethodType(self.module, owner))
+        method = types.MethodType(self.module, owner)
+        given: dict[str, Any] = {**self._options_given, "module": method}
+        bound = TensorDictModule(**given)
         bound._sinks = self._sinks
         return bound
 
@@ -928,10 +960,30 @@ def selected(keys: Iterable[str | Path], known: Iterable[Path]) -> tuple[Path, .
 
 
 def key_paths(keys: Any) -> tuple[Path, ...]:
-    """Return a key, or a collection of keys and paths, as paths."""
+    """Return a key, or a collection of keys and paths, as paths.
+
+    Raises:
+        OperandError: they are no collection.
+        InvalidKeyError: one of them is no key.
+    """
     if isinstance(keys, str):
         return (as_path(keys),)
+    if not isinstance(keys, Iterable):
+        raise OperandError(
+            "these are no keys", expected="a list of keys and paths", got=repr(keys)
+        )
     return tuple([as_path(key) for key in keys])
+
+
+def ordered_paths(keys: Any) -> tuple[Path, ...]:
+    """Return what `key_paths` does, of keys whose order says what they are for.
+
+    Raises:
+        OperandError: they are no collection, or one that has no order.
+    """
+    if isinstance(keys, (set, frozenset)):
+        raise OperandError("a set of keys has no order", fix="a list of them")
+    return key_paths(keys)
 
 
 def nested_tree(tensors: Mapping[str, Any], prefix: str = "") -> Any:
@@ -988,7 +1040,7 @@ def _inputs(
                 "out_to_in_map=False turns a dict of in_keys, and they are none",
                 got=repr(in_keys),
             )
-        return key_paths(in_keys), None
+        return ordered_paths(in_keys), None
     names, keys = list(in_keys.keys()), list(in_keys.values())
     if not out_to_in_map:
         names, keys = keys, names
@@ -1004,7 +1056,7 @@ def _inputs(
 
 
 def _sinks(out_keys: Any) -> tuple[Path | None, ...]:
-    paths = key_paths(out_keys)
+    paths = ordered_paths(out_keys)
     sinks = tuple([None if path == ("_",) else path for path in paths])
     kept = [path for path in sinks if path is not None]
     if len(set(kept)) != len(kept):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from tdfunc._core.node import Node, make
@@ -25,7 +26,7 @@ class TensorDictParams(nn.Module):
     `tree`, which is immutable and made anew each time that it is read.
 
     Args:
-        tree: the tree; its tensors are copied.
+        tree: the tree; its tensors are copied, one that is at two places once.
         no_convert: True registers only what is an `nn.Parameter` already as one;
             otherwise every tensor of a floating dtype becomes one. All others are
             buffers.
@@ -57,6 +58,7 @@ class TensorDictParams(nn.Module):
         self._schema: Schema = tree._schema
         self._statics: Statics = tree._statics
         self._dim_names = tree.names
+        held: dict[int, torch.Tensor] = {}
         for path, leaf in zip(self._schema.paths(), tree._leaves, strict=True):
             dotted_keys = [key for key in path if "." in key]
             if dotted_keys:
@@ -65,15 +67,15 @@ class TensorDictParams(nn.Module):
                     path=path,
                     fix=f"td.rename_key({path!r}, ...)",
                 )
-            data = leaf.detach().clone()
-            is_parameter = isinstance(leaf, nn.Parameter)
+            if id(leaf) not in held:
+                held[id(leaf)] = _held(leaf, no_convert=no_convert)
+            own = held[id(leaf)]
             node = self._node(path[:-1])
             # Straight into the tables: an attribute may have the name of a key.
-            if is_parameter or (not no_convert and data.is_floating_point()):
-                wants = leaf.requires_grad if is_parameter else True
-                node._parameters[path[-1]] = nn.Parameter(data, requires_grad=wants)
+            if isinstance(own, nn.Parameter):
+                node._parameters[path[-1]] = own
             else:
-                node._buffers[path[-1]] = data
+                node._buffers[path[-1]] = own
 
     def _node(self, path: Path) -> nn.Module:
         """Return the module that holds what is at `path`, made if there is none."""
@@ -94,3 +96,12 @@ class TensorDictParams(nn.Module):
             leaves.append(node._buffers[key] if own is None else own)
         size, names = self._size, self._dim_names
         return make(self._schema, tuple(leaves), self._statics, size, names)
+
+
+def _held(leaf: torch.Tensor, *, no_convert: bool) -> torch.Tensor:
+    """Return a copy of a tensor, as a parameter if it becomes one."""
+    data = leaf.detach().clone()
+    is_parameter = isinstance(leaf, nn.Parameter)
+    if not is_parameter and (no_convert or not data.is_floating_point()):
+        return data
+    return nn.Parameter(data, leaf.requires_grad if is_parameter else True)

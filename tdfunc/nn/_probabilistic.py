@@ -39,15 +39,21 @@ from tdfunc.nn._interaction import (
     composite_lp_aggregate,
 )
 from tdfunc.nn._interaction import interaction_type as current_interaction
-from tdfunc.nn._module import TensorDictModuleBase, needed_tree, skips
+from tdfunc.nn._module import (
+    TensorDictModuleBase,
+    needed_tree,
+    ordered_paths,
+    skips,
+)
 from tdfunc.nn._scope import Scope, has_entry, put, read_entry
-from tdfunc.nn._sequential import TensorDictSequential
+from tdfunc.nn._sequential import TensorDictSequential, entry_of, overlaps
 from tdfunc.nn._skip import as_mode, skip_existing
 from tdfunc.nn._values import (
     build,
     check_parameters,
     check_value,
     needed_key,
+    overlap_of,
     recipe_of,
     value_of,
     with_suffix,
@@ -100,12 +106,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     Raises:
         InvalidKeyError: a key is none.
         OptionError: the keys of log-probabilities do not fit the table, or one of them
-            is a sample's; no `out_keys`; no such interaction type; two of `in_keys`
-            have one name in a call with tensors.
+            is a sample's; no `out_keys`, or one twice; no such interaction type or
+            numbers; two of `in_keys` have one name in a call with tensors.
         MissingKeyError: in a call: the tree has no entry at one of `in_keys`.
-        OperandError: in a call: the entries are not the arguments of the distribution,
-            or have values that it does not take (where they can be read: neither
-            inside transforms nor while compiling).
+        OperandError: keys are no list, or `distribution_class` can not be called; in a
+            call: the entries are not the arguments of the distribution, or have values
+            that it does not take (where they can be read: neither inside transforms
+            nor while compiling).
         StructureError: in a call: there are more or fewer values than `out_keys`.
 
     Examples:
@@ -137,6 +144,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         "_event_dims",
         "_kwargs",
         "_log_keys",
+        "_lost",
         "_num_samples",
         "_recipe",
         "_returns_log_prob",
@@ -159,6 +167,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         n_empirical_estimate: int = 1000,
         num_samples: Size | None = None,
     ) -> None:
+        if not callable(distribution_class):
+            raise OperandError(
+                "this makes no distribution",
+                expected="a class of distributions, or a function that returns one",
+                got=repr(distribution_class),
+            )
         self._cls = distribution_class
         self._recipe = recipe_of(distribution_class)
         self._kwargs = dict(distribution_kwargs or {})
@@ -167,7 +181,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 str(arg): as_path(key) for arg, key in in_keys.items()
             }
         else:
-            paths = _key_paths(in_keys)
+            paths = ordered_paths(in_keys)
             self._args = {path[-1]: path for path in paths}
             if len(self._args) < len(paths):
                 raise OptionError(
@@ -177,8 +191,23 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 )
         input_names(self._args.values())
         self._samples = self._sample_paths(out_keys)
-        if event_dims < 0:
-            raise OptionError("event_dims is a number of dims", got=event_dims)
+        # A value that goes where a parameter is read.
+        ins = self._args.values()
+        self._lost = next((p for p in self._samples if overlaps(p, ins)), None)
+        if not _is_number(event_dims, 0):
+            raise OptionError("event_dims is a number of dims", got=repr(event_dims))
+        if event_dims and self._is_composite:
+            raise OptionError(
+                "the parts of a composite distribution have events of their own",
+                expected="event_dims=0",
+                got=event_dims,
+                fix="a function that returns D.Independent(...) as a part",
+            )
+        if not _is_number(n_empirical_estimate, 1):
+            raise OptionError(
+                "a mean is of at least one draw",
+                got=f"n_empirical_estimate={n_empirical_estimate!r}",
+            )
         self._event_dims = event_dims
         self._default = as_interaction(default_interaction_type)
         if aggregate_log_prob is None:
@@ -199,24 +228,38 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             None if num_samples is None else as_size(num_samples, "num_samples")
         )
 
-    def _sample_paths(self, out_keys: Any) -> tuple[Path, ...]:
-        parts = self._kwargs.get("distribution_map")
-        composite = isinstance(self._cls, type) and issubclass(
+    @property
+    def _is_composite(self) -> bool:
+        return isinstance(self._cls, type) and issubclass(
             self._cls, CompositeDistribution
         )
-        if composite and parts is not None:
+
+    def _sample_paths(self, out_keys: Any) -> tuple[Path, ...]:
+        paths = self._paths_of_values(out_keys)
+        double = overlap_of(paths)
+        if double is not None:
+            raise OptionError(
+                "two values go to one place",
+                path=double,
+                got=[short(path) for path in paths],
+            )
+        return paths
+
+    def _paths_of_values(self, out_keys: Any) -> tuple[Path, ...]:
+        parts = self._kwargs.get("distribution_map")
+        if self._is_composite and parts is not None:
             names = self._kwargs.get("name_map") or {}
             moved = {as_path(k): as_path(v) for k, v in names.items()}
             own = [moved.get(as_path(name), as_path(name)) for name in parts]
-            if out_keys is not None and set(_key_paths(out_keys)) != set(own):
+            if out_keys is not None and set(ordered_paths(out_keys)) != set(own):
                 raise OptionError(
                     "out_keys are not where the parts of the distribution go",
                     expected=[short(path) for path in own],
-                    got=[short(path) for path in _key_paths(out_keys)],
+                    got=[short(path) for path in ordered_paths(out_keys)],
                     fix="name_map= in distribution_kwargs says where they go",
                 )
             return tuple(own)
-        paths = () if out_keys is None else _key_paths(out_keys)
+        paths = () if out_keys is None else ordered_paths(out_keys)
         if not paths:
             raise OptionError(
                 "the module does not know where its value goes",
@@ -244,13 +287,15 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 fix="aggregate_log_prob=True writes their sum",
             )
         if several is not None:
-            paths = _key_paths(several)
+            paths = ordered_paths(several)
         elif one is not None:
             paths = (as_path(one),)
         elif self._aggregates:
             paths = (_SUM,)
         else:
-            return tuple([with_suffix(path, "_log_prob") for path in self._samples])
+            paths = tuple([with_suffix(path, "_log_prob") for path in self._samples])
+            if not self._returns_log_prob:
+                return paths  # in a tree of their own
         wanted = 1 if self._aggregates else count
         if len(set(paths)) != wanted:
             raise OptionError(
@@ -259,14 +304,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 got=[short(path) for path in paths],
             )
         for path in paths:
-            for sample in self._samples:
-                end = min(len(path), len(sample))
-                if path[:end] == sample[:end]:
-                    raise OptionError(
-                        "a log-probability would overwrite a sample",
-                        path=path,
-                        expected=f"a key that is not {short(sample)!r}, nor inside it",
-                    )
+            if overlaps(path, self._samples):
+                raise OptionError(
+                    "a log-probability would overwrite a sample",
+                    path=path,
+                    expected="a key that is none of "
+                    f"{[short(sample) for sample in self._samples]}, nor inside one",
+                )
         return paths
 
     # Keys
@@ -396,9 +440,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             MissingKeyError: an entry is not there.
             OperandError: the distribution can not have these values, where they can be
                 read.
+            OptionError: the values go where the parameters are read, so that the tree
+                has lost these.
         """
         self._check_scoring(td, options)
         if dist is None:
+            self.check_kept()
             dist = self.dist(params, td)
         if isinstance(dist, CompositeDistribution):
             return self._of_parts(dist, dist.log_probs(td), dist.lead_of(td))
@@ -406,6 +453,20 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         for path, value in zip(self._samples, values, strict=True):
             check_value(dist, value, path)
         return dist.log_prob(*values)
+
+    def check_kept(self) -> None:
+        """Check that a tree with the values still has the parameters.
+
+        Raises:
+            OptionError: the values go where the parameters are read.
+        """
+        if self._lost is not None:
+            raise OptionError(
+                "values have taken the place of the parameters of their distribution",
+                path=self._lost,
+                expected="out_keys that are not among in_keys",
+                fix="return_log_prob=True computes it before, in the call",
+            )
 
     def _of_parts(
         self, dist: CompositeDistribution, logs: dict[Path, Any], lead: torch.Size
@@ -721,9 +782,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             scorer: Any = last
             given = self._of_member(name, last, {**options, "buffers": buffers})
             given["key"] = own
-            scope.become(scorer.score(_entry(params, name), scope.tree(), **given))
-        if collect and _entry(buffers, name) is not None:
-            after = after.set(name, _entry(buffers, name))
+            scope.become(scorer.score(entry_of(params, name), scope.tree(), **given))
+        if collect and entry_of(buffers, name) is not None:
+            after = after.set(name, entry_of(buffers, name))
         return after
 
     def score(self, params: Any, td: Any, *, key: Any = None, **options: Any) -> Any:
@@ -745,7 +806,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 td = self._between(i, i + 1, params, td, key, options)
             elif not self._leaves_out(part, partial(has_entry, td)):
                 more = self._of_member(name, part, options)
-                td = part.score(_entry(params, name), td, key=own, **more)
+                td = part.score(entry_of(params, name), td, key=own, **more)
         return td
 
     def _of_member(
@@ -754,7 +815,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Return the options of a probabilistic module in it."""
         own = {k: v for k, v in options.items() if k in member._options}
         if options.get("buffers") is not None and "buffers" in own:
-            own["buffers"] = _entry(options["buffers"], name)
+            own["buffers"] = entry_of(options["buffers"], name)
         return own
 
     def _of_last(self, key: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -835,14 +896,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             the modules before it took.
 
         Raises:
-            OptionError: a draw has no key.
+            OptionError: a draw has no key; a value is lost, for a later module writes
+                its own to the same key.
             OperandError: parameters are not those of a distribution.
         """
         if not self._composite:
             td = self._until_last(params, td, key, options)
             last: Any = self.modules[-1]
             more = self._of_last(key, options)
-            return last.dist(_entry(params, self.names[-1]), td, **more)
+            return last.dist(entry_of(params, self.names[-1]), td, **more)
         return self._joint(params, td, key, options, given=False)
 
     get_dist = dist
@@ -871,6 +933,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Raises:
             MissingKeyError: a value is not there.
             OperandError: a distribution can not have its value, where it can be read.
+            OptionError: a value is lost: another module writes its own to the same key.
         """
         last: Any = self.modules[-1]
         needed_tree(td, self)
@@ -883,7 +946,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             else:
                 seen = td
             more = self._of_last(key, options)
-            entry = _entry(params, self.names[-1])
+            entry = entry_of(params, self.names[-1])
             return last.log_prob(entry, seen, dist=dist, **more)
         if dist is None:
             dist = self._joint(params, td, key, options, given=True)
@@ -920,17 +983,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             if self._leaves_out(member, partial(has_entry, td)):
                 continue
             part: Any = member
-            entry = _entry(params, name)
+            entry = entry_of(params, name)
             more = self._of_member(name, part, options)
-            if given and isinstance(part, ProbabilisticTensorDictSequential):
-                dist = part._joint(entry, td, own, more, given=True)
-            else:
-                dist = part.dist(entry, td, key=own, **more)
             paths = [as_path(k) for k in part.dist_sample_keys]
-            if isinstance(dist, CompositeDistribution):
-                dists.update(dist.dists)
-            else:
-                dists[paths[-1]] = dist
+            new = _parts_of(part, entry, td, own, more, given=given)
+            if self._draws_last or i < len(self) - 1:
+                _check_new(new, dists, name)
+            dists |= new
             if given:
                 for path in paths:
                     td = td.set(path, values[path])
@@ -939,6 +998,36 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             elif i < len(self) - 1:
                 td = self._between(i, i + 1, params, td, key, options)
         return CompositeDistribution.from_distributions(td, dists)
+
+
+def _parts_of(
+    module: Any, params: Any, td: Any, key: Any, options: Any, *, given: bool
+) -> dict[Path, Any]:
+    """Return the distributions of a probabilistic module, by where their values go."""
+    if given and isinstance(module, ProbabilisticTensorDictSequential):
+        return module._joint(params, td, key, options, given=True).dists
+    if given:
+        module.check_kept()
+    dist = module.dist(params, td, key=key, **options)
+    if isinstance(dist, CompositeDistribution):
+        return dist.dists
+    return {as_path(module.dist_sample_keys[-1]): dist}
+
+
+def _check_new(new: Iterable[Path], known: Iterable[Path], name: str) -> None:
+    """Check that values of a module do not take the place of others."""
+    lost = set(new).intersection(known)
+    if lost:
+        raise OptionError(
+            "a value that was taken before is lost, and with it the joint distribution",
+            path=min(lost),
+            got=f"module {name!r} writes its own value there",
+            fix="other out_keys, or return_composite=False for the last one's",
+        )
+
+
+def _is_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def _is_probabilistic(module: Any) -> bool:
@@ -962,13 +1051,6 @@ def _call_options(key: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any],
     return {**given, "key": key, "skip_existing": mode}, buffers
 
 
-def _entry(tree: Any, name: str) -> Any:
-    """Return what a tree or mapping has for a module, None if nothing."""
-    if tree is None:
-        return None
-    return tree.get(name, None) if isinstance(tree, Node) else tree.get(name)
-
-
 def _only(keys: tuple[Any, ...]) -> Any:
     if len(keys) != 1:
         raise OptionError(
@@ -985,20 +1067,3 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 def _expanded(td: Any, lead: torch.Size) -> Any:
     return td.expand(*lead, *td.batch_size)
-
-
-def _key_paths(keys: Any) -> tuple[Path, ...]:
-    """Return keys as paths; a string or a tuple of strings is one.
-
-    Raises:
-        OperandError: they are no keys.
-    """
-    if isinstance(keys, str):
-        return (as_path(keys),)
-    try:
-        listed = list(keys)
-    except TypeError:
-        raise OperandError(
-            "these are no keys", expected="a list of keys and paths", got=repr(keys)
-        ) from None
-    return tuple([as_path(key) for key in listed])

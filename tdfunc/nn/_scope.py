@@ -96,10 +96,9 @@ def read_entry(td: Node, path: Path) -> Any:
     slot = td._schema.slot(path)
     if slot is not None:
         return td._leaves[slot]
-    if not has_entry(td, path):
-        return MISSING
-    if td._schema.find(path) is None and path in td._schema.absent():
-        return None  # a field of a record
+    if td._schema.find(path) is None:
+        # A field of a record that is None reads as None, although it is no entry.
+        return None if td._schema.records and path in td._schema.absent() else MISSING
     return entry_at(td, path)
 
 
@@ -121,13 +120,10 @@ def read_ragged(td: Any, path: Path, options: Mapping[str, Any]) -> Any:
 
 
 def has_entry(td: Node, path: Path) -> bool:
-    """Return whether there is an entry at `path`; a field that is None is one."""
-    schema = td._schema
-    if schema.find(path) is not None:
+    """Return whether there is an entry at `path`; a field that is None is none."""
+    if td._schema.find(path) is not None:
         return True
-    return (bool(schema.lazy) and short(path) in td) or (
-        schema.records and path in schema.absent()
-    )
+    return bool(td._schema.lazy) and short(path) in td
 
 
 def put(td: Node, entries: Mapping[Path, Any]) -> Any:

@@ -14,8 +14,9 @@ from tdfunc._core._torch import has_global_module_hooks, is_tracing
 from tdfunc._core.build import assemble
 from tdfunc._core.keys import as_path, short
 from tdfunc._core.node import Node, make
-from tdfunc._core.schema import Schema, path_id
+from tdfunc._core.schema import Schema
 from tdfunc.errors import (
+    InvalidKeyError,
     MissingKeyError,
     OperandError,
     OptionError,
@@ -42,7 +43,7 @@ from tdfunc.typing import MISSING
 if TYPE_CHECKING:
     from tdfunc.typing import Path
 
-__all__ = ["TensorDictSequential"]
+__all__ = ["TensorDictSequential", "entry_of", "overlaps"]
 
 _SequentialT = TypeVar("_SequentialT", bound="TensorDictSequential")
 
@@ -69,10 +70,13 @@ class TensorDictSequential(TensorDictModuleBase):
         partial_tolerant: leave out modules whose inputs are missing.
 
     Raises:
-        OperandError: one of them is no module of trees.
-        OptionError: an output is selected that there is not, or two inputs have one
-            name in a call with tensors.
-        MissingKeyError: in a call: parameters are given for a module that there is not.
+        OperandError: one of them is no module of trees; in a call: parameters or
+            buffers are no tree.
+        InvalidKeyError: a name is no key.
+        OptionError: an output is selected that there is not, two modules have one name,
+            or two inputs have one name in a call with tensors.
+        MissingKeyError: in a call: parameters or buffers are given for a module that
+            there is not.
 
     Examples:
         >>> import torch
@@ -117,7 +121,9 @@ class TensorDictSequential(TensorDictModuleBase):
             given = modules
         if not isinstance(given, Mapping):
             given = {str(i): module for i, module in enumerate(given)}
-        names = tuple([as_path(name)[0] for name in given if as_path(name)])
+        names = tuple(map(_as_name, given))
+        if len(set(names)) != len(names):
+            raise OptionError("two modules have one name", got=list(given))
         self._output: Output = as_output(output)
         self._partial = partial_tolerant
         self._place(names, tuple([_as_member(module) for module in given.values()]))
@@ -133,7 +139,7 @@ class TensorDictSequential(TensorDictModuleBase):
         """Take these modules, and what follows from which they are."""
         self._names = names
         self._members = members
-        self._ids = tuple([path_id((name,)) for name in names])
+        self._ids = _ids_of(names)
         accepts = self._words | {"key", "buffers", "skip_existing"}
         for member in members:
             accepts |= member._options
@@ -150,6 +156,12 @@ class TensorDictSequential(TensorDictModuleBase):
     def in_keys(self) -> tuple[Any, ...]:
         """What the sequence reads."""
         return tuple(map(short, self._ins))
+
+    @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        """Which of `in_keys` a module can not do without."""
+        needed = {as_path(key) for m in self._members for key in m.needed_keys}
+        return tuple([short(path) for path in self._ins if path in needed])
 
     @property
     def out_keys(self) -> tuple[Any, ...]:
@@ -245,11 +257,13 @@ class TensorDictSequential(TensorDictModuleBase):
         Raises:
             IndexError, MissingKeyError: there is no such module.
             OperandError: `module` is no module of trees.
+            InvalidKeyError: `name` is no key.
             OptionError: there is a module of that name.
         """
         at = len(self) if index == len(self) else self._place_of(index)
         if name is None:
             name = next(n for n in map(str, count()) if n not in self._names)
+        name = _as_name(name)
         if name in self._names:
             raise OptionError(
                 "the sequence has a module of this name",
@@ -257,7 +271,7 @@ class TensorDictSequential(TensorDictModuleBase):
                 got=repr(name),
                 fix="seq.replace(name, module) puts another one in its place",
             )
-        return self._edited(at, at, [(as_path(name)[0], module)])
+        return self._edited(at, at, [(name, module)])
 
     def drop(self, index: int | str) -> TensorDictSequential:
         """Return the sequence without one module.
@@ -357,7 +371,7 @@ class TensorDictSequential(TensorDictModuleBase):
                 if not inner:
                     continue
                 part = member if len(inner) == len(member) else member._of(inner)
-            elif not all([_is_there(as_path(key), have) for key in member.in_keys]):
+            elif not all([_is_there(as_path(key), have) for key in member.needed_keys]):
                 continue
             kept.append((name, part))
             have += [as_path(key) for key in part.out_keys]
@@ -369,7 +383,7 @@ class TensorDictSequential(TensorDictModuleBase):
         kept: list[tuple[str, TensorDictModuleBase]] = []
         for name, member in reversed(members):
             outs = [as_path(key) for key in member.out_keys]
-            if not any([_overlaps(path, want) for path in outs]):
+            if not any([overlaps(path, want) for path in outs]):
                 continue
             part: TensorDictModuleBase = member
             if isinstance(member, TensorDictSequential):
@@ -400,7 +414,7 @@ class TensorDictSequential(TensorDictModuleBase):
         """
         found: dict[str, Any] = {}
         for name, member in zip(self._names, self._members, strict=True):
-            value = _entry(params, name)
+            value = entry_of(params, name)
             if value is not None:
                 is_part = isinstance(member, TensorDictSequential)
                 found[name] = member.project(value) if is_part else value
@@ -465,6 +479,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     def _run_chain(self, params: Any, scope: Scope) -> int:
         """Run the linear layers in front; return how many they were."""
+        self._check_entries(params, "parameters")
         if (
             has_global_module_hooks()
             or not isinstance(params, Node)
@@ -543,7 +558,8 @@ class TensorDictSequential(TensorDictModuleBase):
         stop: int | None = None,
     ) -> Any:
         """Run modules in a scope; return their buffers after it if collected."""
-        self._check_params(params)
+        self._check_entries(params, "parameters")
+        self._check_entries(buffers, "buffers")
         key = options["key"]
         keys = (None,) * len(self._names) if key is None else self._keys(key)
         after: dict[str, Any] = {}
@@ -551,13 +567,13 @@ class TensorDictSequential(TensorDictModuleBase):
         for name, member, own in islice(rows, start, stop):
             if self._leaves_out(member, scope.has):
                 if collect:
-                    after[name] = _entry(buffers, name)
+                    after[name] = entry_of(buffers, name)
                 continue
-            given = None if buffers is None else _entry(buffers, name)
+            given = None if buffers is None else entry_of(buffers, name)
             if own is not None:
                 options = {**options, "key": own}
             done = member._step(
-                _entry(params, name), scope, options, given, collect=collect
+                entry_of(params, name), scope, options, given, collect=collect
             )
             if collect:
                 after[name] = done
@@ -567,7 +583,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     def _leaves_out(self, member: Any, has: Callable[[Path], bool]) -> bool:
         """Return whether a module does not run, for inputs of it are missing."""
-        return self._partial and not all([has(as_path(k)) for k in member.in_keys])
+        return self._partial and not all([has(as_path(k)) for k in member.needed_keys])
 
     def _result(self, td: Any, scope: Scope) -> Any:
         if self._selected is None and self._output == "merge":
@@ -587,18 +603,31 @@ class TensorDictSequential(TensorDictModuleBase):
     def _keys(self, key: Any) -> tuple[torch.Tensor, ...]:
         return of_paths(lone_key(key, "a sequence"), self._ids)
 
-    def _check_params(self, params: Any) -> None:
-        if params is None:
+    def _check_entries(self, tree: Any, what: str) -> None:
+        """Check that parameters or buffers are a tree, and each for a module of it."""
+        if tree is None:
             return
-        names = params._schema.keys if isinstance(params, Node) else tuple(params)
+        if isinstance(tree, Node):
+            names = tree._schema.keys
+        elif isinstance(tree, Mapping):
+            given: Mapping[str, Any] = tree
+            names = tuple(given)
+        else:
+            raise OperandError(
+                f"{what} of a sequence come as a tree",
+                expected="a tree or a mapping with an entry for each module",
+                got=type(tree).__name__,
+                fix=f"sequence.{'params' if what == 'parameters' else what}() gives "
+                "those of its modules",
+            )
         if names != self._names:
             for name in names:
                 if name not in self._names:
                     raise MissingKeyError(
-                        "parameters are given for a module that there is not",
+                        f"{what} are given for a module that there is not",
                         path=(name,),
                         expected=nearest(name, self._names),
-                        fix="sequence.project(params) takes those of its modules",
+                        fix=f"sequence.project({what}) takes those of its modules",
                     )
 
     def __repr__(self) -> str:
@@ -607,6 +636,31 @@ class TensorDictSequential(TensorDictModuleBase):
         pairs = zip(self._names, self._members, strict=True)
         inner = "\n".join([f"{name}: {member!r}" for name, member in pairs])
         return f"{type(self).__name__}(\n    " + inner.replace("\n", "\n    ") + "\n)"
+
+
+def _ids_of(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return what the keys of modules are made of: their names, as ints."""
+    # Asked of a schema, whose methods run for real while Dynamo traces.
+    schema = Schema(Node._plain, names, (0,) * len(names))
+    found = dict(zip(schema.paths(), schema.path_ids(), strict=True))
+    return tuple([found[name,] for name in names])
+
+
+def _as_name(name: Any) -> str:
+    """Return the name of a module, checked to be a key of its parameters.
+
+    Raises:
+        InvalidKeyError: it is none, or a path.
+    """
+    path = as_path(name)
+    if len(path) != 1:
+        raise InvalidKeyError(
+            "a path is no name of a module",
+            expected="one key",
+            got=repr(name),
+            fix="TensorDictSequential({'outer': TensorDictSequential({'inner': ...})})",
+        )
+    return path[0]
 
 
 def _as_member(module: Any) -> TensorDictModuleBase:
@@ -674,7 +728,7 @@ def _is_there(path: Path, known: Iterable[Path]) -> bool:
     return any([path[: len(other)] == other for other in known])
 
 
-def _overlaps(path: Path, wanted: Iterable[Path]) -> bool:
+def overlaps(path: Path, wanted: Iterable[Path]) -> bool:
     """Return whether one of two entries is the other, or lies in it."""
     return any([path[: len(w)] == w or w[: len(path)] == path for w in wanted])
 
@@ -687,7 +741,7 @@ def _check_keyed(name: str, member: TensorDictModuleBase) -> None:
         )
 
 
-def _entry(tree: Any, name: str) -> Any:
+def entry_of(tree: Any, name: str) -> Any:
     """Return what a tree or mapping has for a module, None if nothing."""
     if tree is None:
         return None

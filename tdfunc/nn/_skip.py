@@ -22,7 +22,10 @@ __all__ = ["as_mode", "set_skip_existing", "skip_existing"]
 
 
 class _Local(threading.local):
-    mode: bool | tuple[Path, ...] = False
+    # In the dict of each thread from the start: Dynamo guards whether it is there, and
+    # a block in compiled code puts it there.
+    def __init__(self) -> None:
+        self.mode: bool | tuple[Path, ...] = False
 
 
 _LOCAL = _Local()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -10,7 +11,7 @@ from tdfunc._core.annotations import Kind, meaning_of, type_arguments
 from tdfunc._core.keys import short
 from tdfunc._tensorclass import TensorClass
 from tdfunc.errors import OperandError, OptionError
-from tdfunc.nn._dispatch import input_names, keywords_of
+from tdfunc.nn._dispatch import input_names, keywords_of_forward
 from tdfunc.nn._module import TensorDictModuleBase, as_output
 from tdfunc.nn._scope import bare, put, read_entry
 
@@ -31,7 +32,8 @@ class TensorClassModuleBase(Generic[InT, OutT]):
     """Base of modules from one record class to another.
 
     A subclass names both, and writes ``forward(self, params, x: In) -> Out``. What
-    `forward` takes by keyword can be given in calls.
+    `forward` takes by keyword can be given in calls; what it takes by ``**`` is what
+    its base class takes.
 
     Raises:
         OptionError: a subclass does not say what goes in and out.
@@ -127,6 +129,10 @@ class TensorClassModuleBase(Generic[InT, OutT]):
         Args:
             output: ``"merge"`` returns the input with the outputs in it, ``"only"`` and
                 ``"empty"`` the outputs, with an empty batch size or that of the input.
+
+        Raises:
+            OptionError: there is no such `output`; two fields have one name in a call
+                with tensors.
         """
         return _OfRecords(self, as_output(output))
 
@@ -134,15 +140,17 @@ class TensorClassModuleBase(Generic[InT, OutT]):
 class _OfRecords(TensorDictModuleBase):
     """A module of records on trees."""
 
-    __slots__ = ("_accepts", "_ins", "_module", "_optional", "_output", "_outs")
+    __slots__ = ("_accepts", "_ins", "_module", "_output", "_outs", "_required")
 
     def __init__(self, module: TensorClassModuleBase[Any, Any], output: Output) -> None:
         self._module = module
         self._output: Output = output
-        self._ins = _field_paths(module.input_type)
-        self._outs = _field_paths(module.output_type)
+        fields = _field_paths(module.input_type)
+        self._ins = tuple(fields)
+        self._required = tuple([path for path in fields if fields[path]])
+        self._outs = tuple(_field_paths(module.output_type))
         input_names(self._ins)
-        self._accepts = keywords_of(type(module).forward, _FIRST)
+        self._accepts = keywords_of_forward(type(module), _FIRST)
 
     @property
     def _options(self) -> frozenset[str]:
@@ -151,6 +159,10 @@ class _OfRecords(TensorDictModuleBase):
     @property
     def in_keys(self) -> tuple[Any, ...]:
         return tuple(map(short, self._ins))
+
+    @property
+    def needed_keys(self) -> tuple[Any, ...]:
+        return tuple(map(short, self._required))
 
     @property
     def out_keys(self) -> tuple[Any, ...]:
@@ -180,19 +192,25 @@ def _has(record: Node, path: Path) -> bool:
     return record._schema.find(path) is not None
 
 
-def _field_paths(cls: Any) -> tuple[Path, ...]:
-    """Return the paths of the fields of a record class, those of nested ones too."""
-    paths: list[Path] = []
-    pending: list[tuple[Path, Any]] = [((), cls)]
+def _field_paths(cls: Any) -> dict[Path, bool]:
+    """Return the paths of the fields of a record class, those of nested ones too.
+
+    With each, whether it has to be given: neither it nor a record around it has a
+    default.
+    """
+    paths: dict[Path, bool] = {}
+    pending: list[tuple[Path, Any, bool]] = [((), cls, True)]
     while pending:
-        prefix, owner = pending.pop(0)
+        prefix, owner, needed = pending.pop(0)
         record = owner._record.ready()
         for name in record.names:
             path = (*prefix, name)
+            field = record.fields[name]
+            own = needed and field.default is field.default_factory is MISSING
             meaning = meaning_of(record.hints[name], record.variables)
             nested = meaning.cls if meaning.kind is Kind.NODE else None
             if nested is not None and issubclass(nested, TensorClass):
-                pending.append((path, nested))
+                pending.append((path, nested, own))
             else:
-                paths.append(path)
-    return tuple(paths)
+                paths[path] = own
+    return paths

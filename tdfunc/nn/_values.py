@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from tdfunc.nn._interaction import InteractionType
 from tdfunc.random._samples import has_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tdfunc.typing import Path
 
@@ -26,6 +27,7 @@ __all__ = [
     "check_value",
     "is_known",
     "needed_key",
+    "overlap_of",
     "recipe_of",
     "value_of",
     "with_suffix",
@@ -35,6 +37,15 @@ __all__ = [
 def with_suffix(path: Path, suffix: str) -> Path:
     """Return a path with something added to its last key."""
     return (*path[:-1], path[-1] + suffix)
+
+
+def overlap_of(paths: Iterable[Path]) -> Path | None:
+    """Return a path that is another one too, or goes on below it; None without one."""
+    ordered = sorted(paths)
+    for before, path in pairwise(ordered):
+        if path[: len(before)] == before:
+            return path
+    return None
 
 
 _NO_SHAPE: Final = torch.Size()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from tdfunc._core._torch import foreach_works
+from tdfunc._core._torch import foreach_works, is_readable
 from tdfunc._core.batch import as_device, as_size
 from tdfunc.errors import OperandError, OptionError, ShapeError
 from tdfunc.random._draws import draw
@@ -488,8 +488,7 @@ def check_probabilities(p: Any, name: str, most: float) -> None:
 
 def has_values(x: torch.Tensor) -> bool:
     """Return whether the values of a tensor can be read, at no cost."""
-    # What works for torch._foreach_* is in no transform, and nobody traces.
-    return x.is_cpu and foreach_works((x,))
+    return is_readable(x)
 
 
 def _drawn(

@@ -106,11 +106,29 @@ class TestParts:
         assert draw(dist, KEY).keys() == ("y",)
         assert dist.has_rsample
 
+    def test_draws_without_a_key(self) -> None:
+        for method in (made().sample, made().rsample):
+            with pytest.raises(OptionError, match=r"CompositeDistribution.*nn\.draw\("):
+                method([2])
+
     def test_errors(self) -> None:
         with pytest.raises(MissingKeyError, match=r"no parameters.*td\['cond'\]"):
             CompositeDistribution(params(), {"cond": D.Normal})
         with pytest.raises(OptionError, match="there are no parts"):
             CompositeDistribution(params(), {})
+        no_tree: Any = LOC
+        with pytest.raises(OperandError, match=r"come as a tree.*got Tensor"):
+            CompositeDistribution(no_tree, PARTS)
+        with pytest.raises(OperandError, match=r"come as a tree.*got Tensor"):
+            CompositeDistribution.from_distributions(no_tree, {"a": D.Normal(0.0, 1.0)})
+        with pytest.raises(OptionError, match="extra_kwargs names no part"):
+            made(extra_kwargs={"no": {}})
+        with pytest.raises(
+            OptionError, match=r"one place.*td\['nested', 'disc', 'x'\]"
+        ):
+            made(name_map={"cont": (*DISC, "x")})
+        with pytest.raises(OptionError, match=r"one place.*td\['nested', 'disc'\]"):
+            made(name_map={"cont": "nested"})
         with pytest.raises(OptionError, match="two parts go to one place"):
             made(name_map={"cont": DISC})
         with pytest.raises(OptionError, match="name_map names no part"):

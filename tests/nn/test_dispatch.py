@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tdfunc import TensorClass, TensorDict
+from tdfunc import TensorClass, TensorDict, random
 from tdfunc.errors import MissingKeyError, OptionError
 from tdfunc.nn import (
     ProbabilisticTensorDictModule,
@@ -191,6 +191,26 @@ def test_what_is_read_and_what_is_written_may_share_a_name():
         part(None, A, B)
 
 
+def test_an_input_that_is_none_stands_in_its_place():
+    def second(a: Any, b: Any) -> Any:
+        assert a is None
+        return b
+
+    module = TensorDictModule(second, ["a", "b"], ["y"])
+    assert torch.equal(A, module(None, None, A))
+    assert torch.equal(A, module(None, a=None, b=A))
+
+    class Own(TensorDictModuleBase):
+        in_keys, out_keys = ("a", "b"), ("y",)
+
+        @dispatch
+        def forward(self, params: Any, td: Any) -> Any:
+            assert params is td["a"] is None
+            return td.set("y", td["b"])
+
+    assert torch.equal(A, Own()(None, None, A))
+
+
 class TestDecorator:
     def test_of_a_method(self):
         class Own:
@@ -223,6 +243,37 @@ class TestDecorator:
         assert (3,) == Own()(None, td)["y"].shape
         seq = TensorDictSequential(Own())
         assert (3,) == seq(None, td)["y"].shape
+
+    def test_the_forward_of_a_module_need_not_take_what_every_call_takes(self):
+        class Own(TensorDictModuleBase):
+            in_keys, out_keys = ("x",), ("y",)
+
+            @dispatch
+            def forward(self, params: Any, td: Any) -> Any:
+                assert params is None
+                return td.set("y", td["x"])
+
+        class Keyed(TensorDictModuleBase):
+            in_keys, out_keys = ("x",), ("y",)
+
+            @dispatch
+            def forward(self, params: Any, td: Any, *, key: Any = None) -> Any:
+                assert params is None
+                return td.set("y", td["x"] + key)
+
+        class Reads(TensorDictModuleBase):
+            in_keys, out_keys = ("key",), ("y",)
+
+            @dispatch
+            def forward(self, params: Any, td: Any) -> Any:
+                assert params is None
+                return td.set("y", td["key"])
+
+        assert torch.equal(A, Own()(None, A, key=random.key(0), skip_existing=True))
+        assert torch.equal(A + 2, Keyed()(None, x=A, key=2, skip_existing=True))
+        assert torch.equal(A, Reads()(None, key=A))
+        with pytest.raises(OptionError, match="got kye"):
+            Own()(None, A, kye=3)
 
     def test_of_a_function(self):
         @dispatch(source=["x"], dest=["y"], auto_batch_size=False)

@@ -84,6 +84,12 @@ CASES = [
 
 
 class TestTruncatedNormal:
+    def test_draws_without_a_key(self) -> None:
+        dist = TruncatedNormal(torch.zeros(2), 1.0, -1.0, 1.0)
+        for method in (dist.sample, dist.rsample, D.Independent(dist, 1).sample):
+            with pytest.raises(OptionError, match=r"TruncatedNormal.*nn\.draw\("):
+                method()
+
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_against_scipy(self, case: tuple[float, ...]) -> None:
         stats = pytest.importorskip("scipy.stats")
@@ -326,6 +332,12 @@ class TestNormalParamExtractor:
     def test_unknown_mapping(self, name: str) -> None:
         with pytest.raises(OptionError, match="no mapping to scales"):
             NormalParamExtractor(name)
+
+    def test_a_mapping_that_can_not_be_called(self) -> None:
+        number: Any = 3
+        for cls in (NormalParamExtractor, AddStateIndependentNormalScale):
+            with pytest.raises(OptionError, match="or a function - got 3"):
+                cls(scale_mapping=number)
 
     def test_too_small(self) -> None:
         with pytest.raises(ShapeError, match="no location and scale"):

@@ -162,10 +162,27 @@ class TestFunctionalVmap:
                 OperandError,
                 "expected tensors, or trees of them - got float",
             ),
+            (
+                lambda: functional_vmap(NETS[0], PARAMS, X, in_dims=("x",)),
+                OptionError,
+                "ints and None - got 'x'",
+            ),
+            (
+                lambda: functional_vmap(NETS[0], PARAMS, X, method="nope"),
+                OptionError,
+                "got 'nope'",
+            ),
+            (
+                lambda: functional_vmap(
+                    lambda _, key: key, PARAMS, (), {"key": X}, key=random.key(0)
+                ),
+                OptionError,
+                "given twice",
+            ),
         ],
         ids=[
             *("params", "key", "name", "count", "kind", "dim", "tree dim", "module"),
-            *("number", "empty loop", "output"),
+            *("number", "empty loop", "output", "word", "method", "two keys"),
         ],
     )
     def test_bad_calls(self, call, error, text):
@@ -235,6 +252,15 @@ class TestEnsembleModule:
             )
         given = ensemble(params, tree(), key=key, buffers=buffers)
         torch.testing.assert_close(out["y"], given["y"])
+        own, none = ensemble.call_with_buffers(params, None, tree(), key=key)
+        torch.testing.assert_close(out["y"], own["y"])
+        assert none is None
+        with pytest.raises(ShapeError, match="the buffers of an ensemble have a row"):
+            ensemble.call_with_buffers(params, module.buffers(), tree(), key=key)
+        with pytest.raises(ShapeError, match="the buffers of an ensemble have a row"):
+            ensemble(params, tree(), key=key, buffers=module.buffers())
+        with pytest.raises(OptionError, match="got kye"):
+            ensemble.call_with_buffers(params, buffers, tree(), kye=key)
 
     def test_tied_weights_stay_tied_in_every_member(self):
         net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))

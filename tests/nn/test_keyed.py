@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Beta, Dirichlet, Gamma
 from torch.nn import functional as F
 
 from tdfunc import TensorDict, random
 from tdfunc.errors import InvalidLeafError, OperandError, OptionError
-from tdfunc.nn import TensorDictModule
+from tdfunc.nn import TensorDictModule, TensorDictSequential, draw
+from tdfunc.nn._keyed import _DRAWING
 from tests.nn.nets import X, mlp, tree
 
 KEY = random.key(7)
@@ -122,12 +124,96 @@ def test_draws_of_one_call_differ():
         lambda x: torch.empty_like(x).uniform_(),
         lambda x: x + torch.randperm(3),
         F.gumbel_softmax,
+        lambda x: torch.dropout_(x.clone(), 0.5, train=True),
+        lambda x: torch.native_dropout(x, 0.5, train=True)[0],
+        lambda x: torch.feature_dropout_(x.clone(), 0.5, train=True),
+        lambda x: torch.alpha_dropout_(x.clone(), 0.5, train=True),
+        lambda x: torch.rrelu_(x.clone(), training=True),
+        lambda x: torch.binomial(x.abs().round(), torch.full_like(x, 0.5)),
+        lambda x: Gamma(x.abs() + 1, 1.0).rsample(),
+        lambda x: Beta(x.abs() + 1, 1.0).rsample(),
+        lambda x: nn.init.normal_(torch.empty_like(x)),
+        lambda x: nn.init.kaiming_uniform_(torch.empty_like(x)),
     ],
-    ids=["normal", "uniform_", "randperm", "gumbel_softmax"],
+    ids=[
+        *("normal", "uniform_", "randperm", "gumbel_softmax", "dropout_"),
+        *("native_dropout", "feature_dropout_", "alpha_dropout_", "rrelu_"),
+        *("binomial", "Gamma", "Beta", "init.normal_", "init.kaiming_uniform_"),
+    ],
 )
 def test_what_can_not_come_from_a_key_raises(fn):
+    before = torch.get_rng_state()
+
     with pytest.raises(OptionError, match="can not draw from a key"):
         TensorDictModule(fn, ["x"], ["y"])(None, tree(), key=KEY)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_all_functions_of_torch_that_draw_are_known():
+    drawing = set()
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in getattr(packet, "overloads", list)():
+            tags = getattr(packet, overload).tags
+            if torch.Tag.nondeterministic_seeded in tags:
+                drawing.add(name)
+    # Attention and recurrent layers are asked for their dropout; the rest is below.
+    below = {name for name in drawing if name.startswith(("_cudnn", "_scaled", "_fl"))}
+    drawing -= {*below, "miopen_rnn", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+    found = [
+        getattr(place, name)
+        for place in (torch, torch.Tensor, F)
+        for name in sorted(drawing)
+        if hasattr(place, name)
+    ]
+
+    assert len(found) > 20
+    assert not set(found).difference(_DRAWING)
+
+
+def test_functions_take_the_options_of_torch():
+    def fn(x):
+        some = torch.rand(size=(4, 2), layout=torch.strided, pin_memory=False)
+        more = torch.randn((4, 2), out=None, dtype=torch.float64)
+        kept = torch.preserve_format
+        return some, more, torch.rand_like(x, memory_format=kept, generator=None)
+
+    module = TensorDictModule(fn, ["x"], ["a", "b", "c"])
+    td = module(None, tree(), key=KEY)
+
+    shapes = [td[name].shape for name in "abc"]
+    assert [(4, 2), (4, 2), (4, 3)] == shapes
+    assert td["b"].dtype == torch.float64
+    for other in (
+        lambda x: torch.rand(4, out=torch.empty(4)) + x,
+        lambda x: torch.randn_like(x, memory_format=torch.channels_last),
+        lambda x: torch.bernoulli(x.abs(), out=torch.empty_like(x)),
+    ):
+        with pytest.raises(OptionError, match="a draw from a key takes no"):
+            TensorDictModule(other, ["x"], ["y"])(None, tree(), key=KEY)
+
+
+def test_the_way_out_of_an_error_is_one():
+    def fn(params, td, *, key):
+        assert params is None
+        return td.set("y", draw(Gamma(td["x"].abs() + 1, 1.0), key))
+
+    with pytest.raises(OptionError, match=r"tdfunc.nn.draw in a function \(params, td"):
+        TensorDictModule(torch.poisson, ["x"], ["y"])(None, tree().abs(), key=KEY)
+    seq = TensorDictSequential(fn)
+    assert torch.equal(seq(None, tree(), key=KEY)["y"], seq(None, tree(), key=KEY)["y"])
+
+
+def test_a_generator_of_the_code_itself_is_left_to_it():
+    def fn(x):
+        own = torch.Generator().manual_seed(3)
+        return torch.rand(4, generator=own), torch.poisson(x.abs(), own)
+
+    expected = fn(X)
+    td = TensorDictModule(fn, ["x"], ["a", "b"])(None, tree(), key=KEY)
+
+    assert torch.equal(expected[0], td["a"])
+    assert torch.equal(expected[1], td["b"])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +241,71 @@ def test_dropout_inside_attention_raises():
     assert (4, 3) == module(module.params(), tree(), key=KEY)["y"].shape
 
 
+class Drawn(nn.Module):
+    """A layer whose values are what a function draws."""
+
+    def __init__(self, fn: Any) -> None:
+        super().__init__()
+        self.fn = fn
+        self.w = nn.Parameter(torch.zeros(6, 5))
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.w.copy_(self.fn(torch.full_like(self.w, 0.5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 class TestInit:
+    def test_a_default_device_changes_nothing(self):
+        module = TensorDictModule(mlp(), ["x"], ["y"])
+        expected = module.init(KEY)
+
+        with torch.device("cpu"):
+            assert expected.equal(module.init(KEY))
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            torch.rand_like,
+            torch.randn_like,
+            lambda w: torch.randint_like(w, 50),
+            lambda w: torch.poisson(20 * w),
+            lambda w: torch.binomial(100 * w, w),
+            torch.bernoulli,
+            torch.Tensor.bernoulli,
+            lambda w: w.multinomial(5),
+            lambda w: torch.rrelu(-w, training=True),
+            lambda w: Gamma(w, 1.0).sample(),
+            lambda w: Beta(w, 1.0).sample(),
+            lambda w: Dirichlet(w).sample(),
+            nn.init.orthogonal_,
+            nn.init.trunc_normal_,
+            nn.init.kaiming_uniform_,
+        ],
+        ids=[
+            *("rand_like", "randn_like", "randint_like", "poisson", "binomial"),
+            *("bernoulli", "Tensor.bernoulli", "multinomial", "rrelu", "Gamma"),
+            *("Beta", "Dirichlet", "orthogonal_", "trunc_normal_", "kaiming_uniform_"),
+        ],
+    )
+    def test_all_that_draws_draws_from_the_key(self, fn):
+        module = TensorDictModule(Drawn(fn), ["x"], ["y"])
+        before = torch.get_rng_state()
+        one, two, other = (module.init(random.key(i))["w"] for i in (0, 0, 1))
+
+        assert torch.equal(one, two)
+        assert not torch.equal(one, other)
+        assert torch.equal(before, torch.get_rng_state())
+
+    @pytest.mark.parametrize("fn", [F.dropout, F.gumbel_softmax])
+    def test_what_takes_no_generator_raises(self, fn):
+        module = TensorDictModule(Drawn(fn), ["x"], ["y"])
+
+        with pytest.raises(OptionError, match="can not draw from a key"):
+            module.init(KEY)
+
     def test_equal_keys_give_equal_parameters(self):
         net = mlp()
         module = TensorDictModule(net, ["x"], ["y"])

@@ -15,6 +15,7 @@ import tdfunc
 from tdfunc import TensorClass, TensorDict, random
 from tdfunc.errors import (
     FieldError,
+    InvalidKeyError,
     MissingKeyError,
     OperandError,
     OptionError,
@@ -173,6 +174,21 @@ class TestCall:
         assert record.y is None
         with pytest.raises(FieldError, match="zzz"):
             module.replace(out_keys=["zzz"])(None, record)
+
+    def test_a_field_that_is_none_is_no_output_that_exists(self):
+        module = TensorDictModule(lambda x: 2 * x, ["x"], ["y"])
+        record = Record(x=X, batch_size=4)
+        seq = TensorDictSequential(module, TensorDictModule(abs, ["y"], ["y"]))
+
+        for own in (module, seq):
+            out = own(None, record, skip_existing=True)
+            assert torch.equal(own(None, X), out["y"])
+            full = record.replace(y=X)
+            assert module(None, full, skip_existing=True) is full
+        is_none = TensorDictModule(lambda y: X if y is None else y, ["y"], ["x"])
+        assert torch.equal(X, is_none(None, record)["x"])
+        partial = TensorDictSequential(is_none, partial_tolerant=True)
+        assert partial(None, record) is record
 
     def test_a_ragged_stack_keeps_what_is_not_read(self):
         stacked = tdfunc.lazy_stack(
@@ -476,6 +492,15 @@ class TestTransforms:
 
 
 class TestErrors:
+    def test_in_compiled_code_missing_inputs_are_named(self):
+        module = TensorDictModule(abs, ["p"], ["y"])
+        compiled = torch.compile(
+            lambda td: module(None, td), fullgraph=True, backend="eager"
+        )
+
+        with pytest.raises(Exception, match=r"MissingKeyError.*lacks inputs"):
+            compiled(tree())
+
     def test_missing_inputs_are_all_listed(self):
         module = TensorDictModule(torch.add, ["x", "p", ("n", "q")], ["y"])
 
@@ -621,8 +646,25 @@ class TestErrors:
                 OperandError,
                 "returned no tree",
             ),
+            (lambda: TensorDictModule(abs, BAD, ["y"]), OperandError, "no keys"),
+            (lambda: TensorDictModule(abs, ["x"], BAD), OperandError, "no keys"),
+            (lambda: TensorDictModule(abs, {"x"}, ["y"]), OperandError, "no order"),
+            (lambda: TensorDictModule(abs, ["x"], {"y"}), OperandError, "no order"),
+            (
+                lambda: TensorDictModule(abs, {"a": "x"}, ["y"]).select_out_keys(BAD),
+                InvalidKeyError,
+                "3 names no entry",
+            ),
+            (lambda: WrapModule(print, BAD, ["y"]), OperandError, "no keys"),
+            (
+                lambda: TensorDictModule(abs, ["x"], ["y"]).call_with_buffers(
+                    None, None, tree(), kye=3
+                ),
+                OptionError,
+                "got kye",
+            ),
         ],
-        ids=map(str, range(16)),
+        ids=map(str, range(23)),
     )
     def test_bad_calls(self, call, error, text):
         with pytest.raises(error) as caught:
@@ -650,6 +692,75 @@ class TestOwn:
         with pytest.raises(OptionError, match="got rng"):
             Noise()(None, tree(), key=key, rng=0)
 
+    def test_what_it_takes_by_stars_is_what_its_base_takes(self):
+        class Twice(TensorDictModule):
+            def forward(self, params: Any, td: Any, *, by: float = 1.0, **kw: Any):
+                out = super().forward(params, td, **kw)
+                return out.set("twice", 2 * by * out["y"])
+
+        class Open(TensorDictModuleBase):
+            in_keys, out_keys = ("x",), ("y",)
+
+            def forward(self, params: Any, td: Any, **_: Any) -> Any:
+                del params
+                return td
+
+        key, drop = random.key(3), nn.Dropout()
+        expected = TensorDictModule(drop, ["x"], ["y"])(None, tree(), key=key)["y"]
+        out = Twice(drop, ["x"], ["y"])(None, tree(), key=key, by=2.0)
+
+        assert torch.equal(4 * expected, out["twice"])
+        with pytest.raises(OptionError, match="expected skip_existing - got by"):
+            Open()(None, tree(), by=2.0)
+
+    def test_replaced_it_is_of_the_same_class(self):
+        class Scaled(TensorDictModule):
+            def __init__(self, factor: float) -> None:
+                super().__init__(abs, ["x"], ["y"])
+                self.factor = factor
+
+            def forward(self, params: Any, td: Any, **options: Any) -> Any:
+                out = super().forward(params, td, **options)
+                return out.set("scaled", self.factor * out[self.out_keys[0]])
+
+        scaled = Scaled(2.0)
+        other = scaled.replace(out_keys=["z"])
+
+        assert type(other) is Scaled
+        assert torch.equal(2 * X.abs(), other(None, tree())["scaled"])
+        assert ("z",) == other.out_keys
+        assert ("y",) == scaled.out_keys
+
+    def test_one_key_needs_no_list(self):
+        class Copied(TensorDictModuleBase):
+            in_keys, out_keys = "other", "copy"
+
+            def forward(self, params: Any, td: Any) -> Any:
+                del params
+                return td.set("copy", td["other"])
+
+        seq = TensorDictSequential(Copied())
+
+        assert ("other",) == Copied().in_keys == seq.in_keys
+        assert ("copy",) == Copied().out_keys == seq.out_keys
+        assert torch.equal(X, Copied()(None, other=X))
+
+    def test_in_a_sequence_a_key_that_is_not_given_has_its_own_default(self):
+        class Noise(TensorDictModuleBase):
+            in_keys, out_keys = ("x",), ("y",)
+
+            def forward(self, params: Any, td: Any, *, key: Any = "own") -> Any:
+                del params
+                return td.set("y", key)
+
+        class Needs(Noise):
+            def forward(self, params: Any, td: Any, *, key: Any) -> Any:
+                return super().forward(params, td, key=key)
+
+        assert "own" == TensorDictSequential(Noise())(None, tree())["y"]
+        with pytest.raises(TypeError, match="required keyword-only argument: 'key'"):
+            TensorDictSequential(Needs())(None, tree())
+
     def test_a_decorated_method(self):
         class Scale:
             def __init__(self, factor: float) -> None:
@@ -663,6 +774,7 @@ class TestOwn:
         assert torch.equal(2 * X, two.scaled(None, tree())["y"])
         assert torch.equal(3 * X, three.scaled(None, x=X))
         assert ("y",) == Scale.scaled.out_keys == two.scaled.out_keys
+        assert ("z",) == two.scaled.replace(out_keys=["z"]).out_keys
 
     def test_a_decorated_function(self):
         @as_tensordict_module(in_keys=["x"], out_keys=["y"])

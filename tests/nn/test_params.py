@@ -44,6 +44,22 @@ class TestTensorDictParams:
         assert torch.equal(TREE["layer", "w"], tree["layer", "w"])
         assert torch.equal(TREE["layer", "w"] + 1, held.tree["layer", "w"])
 
+    def test_a_tensor_at_two_places_is_one_parameter(self):
+        w, count = torch.ones(2), torch.tensor(3)
+        held = TensorDictParams(
+            TensorDict({"a": {"w": w, "n": count}, "b": w, "m": count})
+        )
+        (only,) = held.parameters()
+        loss = held.tree["a", "w"].sum() + 2 * held.tree["b"].sum()
+        loss.backward()
+
+        assert torch.equal(torch.full((2,), 3.0), only.grad)  # pyright: ignore[reportArgumentType]
+        assert held.tree["a", "w"] is held.tree["b"]
+        assert held.tree["a", "n"] is held.tree["m"]
+        (only,) = copy.deepcopy(held).to(torch.float64).parameters()
+        assert only.dtype == torch.float64
+        held.load_state_dict(held.state_dict())
+
     def test_without_conversion_only_parameters_are_parameters(self):
         tree = TensorDict(
             {"a": torch.zeros(2), "b": nn.Parameter(torch.ones(2), requires_grad=False)}

@@ -141,6 +141,29 @@ class TestInteraction:
         with set_interaction_type("random"):
             assert_equal(outside(tree(), KEY), fn(tree(), KEY))
 
+    def test_a_compiled_block_leaves_other_compilations_alone(self) -> None:
+        module = normal()
+        found: list[Any] = []
+
+        def block(td: TensorDict) -> Any:
+            with set_interaction_type("mean"), set_composite_lp_aggregate():
+                return module(None, td)["x"]
+
+        def work() -> None:  # in a thread in which nobody has set anything
+            found.append(torch.compile(block, fullgraph=True, backend="eager")(tree()))
+            other = torch.compile(
+                lambda td: module(None, td)["x"] + composite_lp_aggregate(),
+                fullgraph=True,
+                backend="eager",
+            )
+            found.append(other(tree()))
+
+        torch._dynamo.reset()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert [torch.equal(LOC, value) for value in found] == [True, True]
+
 
 class Own(D.Distribution):
     """A distribution that torch does not know and that declares nothing."""
@@ -379,6 +402,11 @@ class TestModule:
                 None, TensorDict({"rate": 1.0, "x": -1.0})
             )
 
+    def test_parameters_are_checked_with_a_default_device_too(self) -> None:
+        bad = tree().set("scale", -torch.ones(3, 2))
+        with torch.device("cpu"), pytest.raises(OperandError, match="6 of 6"):
+            normal()(None, bad)
+
     def test_all_that_is_missing_is_listed(self) -> None:
         with pytest.raises(MissingKeyError, match="no 'loc', 'scale'"):
             normal()(None, tree().exclude("loc", "scale"))
@@ -429,6 +457,54 @@ class TestModule:
 
         with pytest.raises(TypeError, match="mine"):
             normal(distribution_class=broken)(None, tree())
+
+    @pytest.mark.parametrize(
+        ("options", "error", "text"),
+        [
+            ({"distribution_class": 3}, OperandError, "makes no distribution.*got 3"),
+            ({"event_dims": "1"}, OptionError, "number of dims - got '1'"),
+            ({"n_empirical_estimate": 0}, OptionError, "at least one draw"),
+            ({"n_empirical_estimate": 1.5}, OptionError, "at least one draw"),
+            ({"out_keys": ["x", "x"]}, OptionError, "two values go to one place"),
+            ({"out_keys": ["x", ("x", "y")]}, OptionError, r"td\['x', 'y'\]"),
+            ({"out_keys": 3}, OperandError, "no keys"),
+            ({"out_keys": {"x"}}, OperandError, "no order"),
+            ({"in_keys": {"loc", "scale"}}, OperandError, "no order"),
+        ],
+        ids=map(str, range(9)),
+    )
+    def test_options_that_do_not_fit(self, options: Any, error: Any, text: str) -> None:
+        with pytest.raises(error, match=text):
+            normal(**options)
+
+    def test_options_that_do_not_fit_parts(self) -> None:
+        with pytest.raises(OptionError, match="events of their own"):
+            parts(event_dims=1)
+        with pytest.raises(OptionError, match="two values go to one place"):
+            parts(kwargs={"name_map": {("n", "b"): ("a", "b")}})
+
+    def test_a_log_probability_overwrites_no_sample(self) -> None:
+        def around(*outs: str, **options: Any) -> Module:
+            return normal(out_keys=outs, aggregate_log_prob=False, **options)
+
+        with pytest.raises(OptionError, match=r"overwrite a sample.*'x_log_prob'"):
+            around("x", "x_log_prob", return_log_prob=True)
+        assert ("x", "x_log_prob") == around("x", "x_log_prob").out_keys
+
+    def test_a_value_in_the_place_of_its_parameter(self) -> None:
+        module = normal(out_keys=["loc"], return_log_prob=True)
+        out = module(None, tree(), key=KEY, interaction_type="random")
+
+        close(out["loc_log_prob"], D.Normal(LOC, 2.0).log_prob(out["loc"]))
+        given = module.log_prob(None, out, dist=D.Normal(LOC, 2.0))
+        close(out["loc_log_prob"], given)
+        with pytest.raises(OptionError, match=r"taken the place of the parameters"):
+            module.log_prob(None, out)
+        with pytest.raises(OptionError, match=r"taken the place of the parameters"):
+            module.score(None, out)
+        nested = normal(in_keys={"loc": ("n", "loc"), "scale": "scale"}, out_keys=["n"])
+        with pytest.raises(OptionError, match=r"taken the place of the parameters"):
+            nested.log_prob(None, tree())
 
     def test_errors_of_options(self) -> None:
         with pytest.raises(OptionError, match="does not know where its value goes"):
@@ -649,6 +725,32 @@ class TestSequential:
         close(found["y_log_prob"], out["y_log_prob"])
         close(found["z_log_prob"], D.Normal(out["y"], 1.0).log_prob(out["z"]))
         assert set(seq.dist(params, OBS).keys()) == {("y",), ("z",)}
+
+    def test_a_value_that_is_taken_twice_has_no_joint_distribution(self) -> None:
+        def around(loc: str, out: str) -> Module:
+            return normal(
+                in_keys={"loc": loc},
+                out_keys=[out],
+                distribution_kwargs={"scale": 1.0},
+                default_interaction_type="random",
+            )
+
+        seq = Sequential(around("loc", "x"), around("loc", "x"), around("x", "y"))
+        out = seq(None, tree(), key=KEY)
+
+        for method in (seq.log_prob, seq.dist):
+            with pytest.raises(OptionError, match=r"module '1' writes its own"):
+                method(None, out, key=KEY)
+        walk = Sequential(around("loc", "loc"), around("loc", "y"))
+        out = walk(None, tree(), key=KEY)
+        with pytest.raises(OptionError, match=r"taken the place of the parameters"):
+            walk.log_prob(None, out)
+        last = Sequential(*walk, return_composite=False)
+        assert last.dist(None, tree(), key=KEY).has_rsample
+        scored = Sequential(around("loc", "x"), around("scale", "x"))
+        own = D.Normal(2.0, 1.0).log_prob(out["loc"])
+        value = tree().set("x", out["loc"])
+        close(scored.log_prob(None, value)["x_log_prob"], own)
 
     def test_the_last_does_not_draw_again(self) -> None:
         seq = Sequential(unit("obs", "act"), unit("obs", "act", return_log_prob=True))

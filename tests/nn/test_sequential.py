@@ -13,7 +13,12 @@ from torch import nn
 
 import tdfunc
 from tdfunc import TensorDict, random
-from tdfunc.errors import MissingKeyError, OperandError, OptionError
+from tdfunc.errors import (
+    InvalidKeyError,
+    MissingKeyError,
+    OperandError,
+    OptionError,
+)
 from tdfunc.nn import (
     EnsembleModule,
     TensorDictModule,
@@ -114,8 +119,10 @@ class TestEdits:
             (lambda s: s.replace("x", s[0]), MissingKeyError, "no module of this name"),
             (lambda s: s.insert(0, s[0], "1"), OptionError, "another name - got '1'"),
             (lambda s: s.insert(0, nn.ReLU()), OperandError, "no module of trees"),
+            (lambda s: s.insert(0, s[0], ("1",)), OptionError, "another name"),
+            (lambda s: s.insert(0, s[0], ("a", "b")), InvalidKeyError, "a path is no"),
         ],
-        ids=["place", "name", "taken", "kind"],
+        ids=["place", "name", "taken", "kind", "taken as a path", "path"],
     )
     def test_what_is_refused(self, edit, error, text):
         with pytest.raises(error, match=text):
@@ -286,6 +293,19 @@ class TestParams:
         assert params["b"].equal(one.init(random.key(0))["b"])
         assert not params["a"].equal(params["b"])
 
+    def test_sequences_are_made_in_compiled_code(self):
+        drop = step(nn.Dropout(), ["x"], ["a"])
+        seq = TensorDictSequential({"\u00e9": drop, "b": step(abs, ["a"], ["b"])})
+        key = random.key(1)
+
+        def call(td: Any, key: torch.Tensor) -> Any:
+            new = TensorDictSequential({"\u00e9": drop})
+            return seq[:1](None, td, key=key), new(None, td, key=key)
+
+        for part in torch.compile(call, fullgraph=True, backend="eager")(TD, key):
+            assert torch.equal(seq(None, TD, key=key)["a"], part["a"])
+            assert ("x", "mask", "a") == part.keys()
+
     def test_keys_of_calls_are_those_of_names(self):
         drop = nn.Dropout()
         seq = TensorDictSequential(step(drop, ["x"], ["a"]), step(drop, ["x"], ["b"]))
@@ -335,6 +355,36 @@ class TestParams:
 
         with pytest.raises(MissingKeyError, match="module that there is not"):
             seq(seq.params().rename_key("0", "00"), TD)
+        with pytest.raises(MissingKeyError, match="buffers are given for a module"):
+            seq(seq.params(), TD, buffers=TensorDict({"4": {}}))
+
+    def test_parameters_of_no_module_raise_where_all_layers_are_linear(self):
+        linear = step(nn.Linear(3, 3), ["x"], ["x"])
+        seq = TensorDictSequential(linear, linear)
+        params = seq.params()
+
+        with pytest.raises(MissingKeyError, match="module that there is not"):
+            seq(params.set("2", params["1"]), TD)
+        with pytest.raises(MissingKeyError, match="module that there is not"):
+            seq[:1](params, TD)
+
+    def test_parameters_come_as_a_tree(self):
+        seq = chain()
+
+        for bad in (torch.ones(3), [1, 2], "0"):
+            with pytest.raises(OperandError, match="parameters of a sequence come as"):
+                seq(bad, TD)
+            with pytest.raises(OperandError, match="buffers of a sequence come as"):
+                seq(seq.params(), TD, buffers=bad)
+
+    def test_every_module_has_one_name(self):
+        linear = step(nn.Linear(3, 3), ["x"], ["x"])
+
+        assert ("a", "b") == TensorDictSequential({("a",): linear, "b": linear}).names
+        with pytest.raises(InvalidKeyError, match="a path is no name"):
+            TensorDictSequential({("a", "b"): linear, ("a", "c"): linear})
+        with pytest.raises(OptionError, match="two modules have one name"):
+            TensorDictSequential({("a",): linear, "a": linear})
 
 
 class TestSelect:
@@ -453,6 +503,33 @@ class TestSkipping:
             return inner, skip_existing()
 
         assert (False, (("a",),)) == mode()
+
+    def test_a_compiled_block_leaves_other_compilations_alone(self):
+        seq, _ = self.counted()
+        few = seq[:1]
+        errors: list[Exception] = []
+
+        def block(td: Any) -> Any:
+            with set_skip_existing():
+                return few(None, td.set("a", td["x"]))["a"]
+
+        def work() -> None:  # in a thread in which nobody has set anything
+            try:
+                compiled = torch.compile(block, fullgraph=True, backend="eager")
+                assert torch.equal(X, compiled(TD))
+                other = torch.compile(
+                    lambda td: few(None, td), fullgraph=True, backend="eager"
+                )
+                assert torch.equal(X + 1, other(TD)["a"])
+            except Exception as error:  # noqa: BLE001 - raised again below
+                errors.append(error)
+
+        torch._dynamo.reset()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
 
     def test_threads_start_without(self):
         seen: list[Any] = []

@@ -9,7 +9,12 @@ import torch
 
 from tdfunc import TensorClass, TensorDict, random
 from tdfunc.errors import OperandError, OptionError
-from tdfunc.nn import TensorClassModuleBase, TensorDictModule, TensorDictSequential
+from tdfunc.nn import (
+    EnsembleModule,
+    TensorClassModuleBase,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from tests.nn.nets import X
 
 
@@ -67,6 +72,36 @@ def test_as_a_module_of_trees():
     assert ("x", "inner", "other", "y", "nested") == out.keys()
     assert torch.equal(X + 1, out["nested", "a"])
     assert module.init(random.key(0)).equal(PARAMS)
+
+
+def test_fields_with_defaults_may_be_missing():
+    layer = Layer().as_td_module()
+    seq = TensorDictSequential(layer, partial_tolerant=True)
+
+    assert ("x", ("inner", "a")) == layer.needed_keys
+    assert "y" in seq({"0": PARAMS}, TD)
+    assert "y" not in seq({"0": PARAMS}, TD.drop("x"))
+    nested = TensorDictSequential(seq, EnsembleModule(layer, 2), partial_tolerant=True)
+    assert layer.needed_keys == seq.needed_keys == nested.needed_keys
+    assert nested.modules[1].needed_keys == layer.needed_keys
+    assert "y" in nested[:1]({"0": {"0": PARAMS}}, TD)
+    part = seq.select_subsequence(in_keys=["x", ("inner", "a")])
+    assert ("0",) == part.names
+    with pytest.raises(OptionError, match="no modules are left"):
+        seq.select_subsequence(in_keys=["x", "bias"])
+
+
+def test_what_forward_takes_by_stars_is_what_its_base_takes():
+    class Twice(Layer):
+        def forward(self, params: Any, x: In, *, times: int = 2, **options: Any) -> Out:
+            return super().forward(times * params, x, **options)
+
+    module = Twice().as_td_module()
+    out = module(PARAMS, TD, scale=3.0, times=4)
+
+    torch.testing.assert_close(12 * (X @ PARAMS["w"]), out["y"])
+    with pytest.raises(OptionError, match="expected scale, skip_existing, times"):
+        module(PARAMS, TD, other=1)
 
 
 @pytest.mark.parametrize(("output", "size"), [("only", ()), ("empty", (4,))])
