@@ -117,6 +117,7 @@ def append_memmap(
     part = levels_of(td)
     with (
         _held(file) as root,
+        _in_place(file, root),
         open_source(file, ReadOptions(allow_pickle)) as source,
         _Walk(root, str(file)) as walk,
     ):
@@ -135,11 +136,6 @@ def append_memmap(
         ):
             for where, data in files:
                 growth.put(there, where, data)
-            if not _is_at(file, root):
-                raise FileFormatError(
-                    f"{file}: this tree was replaced by somebody else meanwhile",
-                    fix="append again",
-                )
 
 
 def _check_grows(old: Level, part: Level, name: str) -> None:
@@ -355,6 +351,24 @@ def _held(file: FilePath) -> Generator[int]:
             os.close(root)
 
 
+@contextmanager
+def _in_place(file: FilePath, root: int) -> Generator[None]:
+    """Say so if a directory was replaced in the block, whatever failed for it."""
+    try:
+        yield
+    except OSError as error:
+        if _is_at(file, root):
+            raise
+        raise FileFormatError(
+            f"{file}: this tree was replaced by somebody else meanwhile",
+            fix="append again",
+        ) from error
+
+
 def _is_at(file: FilePath, root: int) -> bool:
-    found, status = file.stat(), os.fstat(root)
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return False
+    status = os.fstat(root)
     return (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)

@@ -476,33 +476,46 @@ def _put(
     Writers of one target take turns at this: who holds the lock of the old directory
     replaces it. So what has its name afterwards is what is removed.
     """
-    new = target.name
-    while True:
-        try:
-            # A directory replaces an empty one, and nothing else.
-            os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
-        except OSError as error:
-            if error.errno not in _TAKEN:
-                raise
-        else:
-            if durable:
-                os.fsync(parent)
-            return
+    if held is not None:
+        _check_is(parent, target.name, held)
+    while not _moved_in(parent, name, target.name, durable=durable):
         # What is there now may not be what was there before the block.
         _may_be_directory(parent, target, overwrite=overwrite)
-        with suppress(FileNotFoundError), _opened(parent, new) as old:
-            if held is not None:
-                _check_is(parent, new, held)
-            elif not _is_next(parent, new, old):
-                continue  # it was another one's turn
-            aside = name
-            if not _renamed(parent, name, new, _EXCHANGE):
-                aside = _moved_aside(parent, name, new, old)
-            if aside is not None:
-                if durable:
-                    os.fsync(parent)
-                _discard(parent, aside, old)
-                return
+        if _exchanged(parent, name, target.name, held, durable=durable):
+            return
+
+
+def _moved_in(parent: int, name: str, new: str, *, durable: bool) -> bool:
+    """Rename a directory where there is none, or an empty one; return whether so."""
+    try:
+        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        return False
+    if durable:
+        os.fsync(parent)
+    return True
+
+
+def _exchanged(
+    parent: int, name: str, new: str, held: int | None, *, durable: bool
+) -> bool:
+    """Put a directory in the place of another, and remove that; false if it is gone."""
+    with suppress(FileNotFoundError), _opened(parent, new) as old:
+        if held is not None:
+            _check_is(parent, new, held)
+        elif not _is_next(parent, new, old):
+            return False  # it was another one's turn
+        aside: str | None = name
+        if not _renamed(parent, name, new, _EXCHANGE):
+            aside = _moved_aside(parent, name, new, old)
+        if aside is not None:
+            if durable:
+                os.fsync(parent)
+            _discard(parent, aside, old)
+            return True
+    return False
 
 
 def _is_next(parent: int, name: str, old: int) -> bool:
