@@ -21,10 +21,11 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from stat import S_IMODE, S_ISDIR, S_ISLNK
+from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from tdfunc.errors import MissingFileError, TargetExistsError
+from tdfunc.io._naming import BUILDING, META
 
 try:
     import fcntl
@@ -57,7 +58,6 @@ _NEW = _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_NOFOLLOW")
 _READ = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK")
 _DIRECTORY = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY")
 _PARENT = _flags("O_RDONLY", "O_CLOEXEC", "O_DIRECTORY")
-_RECORD = "meta.json"
 # Seconds after which what nobody has locked was left behind.
 _MOMENT = 60.0
 
@@ -292,11 +292,15 @@ def _lock(descriptor: int) -> None:
 
 def _check_is(parent: int, name: str, descriptor: int) -> None:
     """Check that an open file still has its name: nobody else renames it."""
-    status = _status(parent, name)
-    if status is None or _identity(status) != _identity(os.fstat(descriptor)):
+    if not _is_named(parent, name, descriptor):
         raise OSError(
             errno.ESTALE, "an unfinished file was moved by somebody else", name
         )
+
+
+def _is_named(parent: int, name: str, descriptor: int) -> bool:
+    status = _status(parent, name)
+    return status is not None and _identity(status) == _identity(os.fstat(descriptor))
 
 
 def _discard(parent: int, name: str, descriptor: int) -> None:
@@ -312,7 +316,13 @@ def _discard(parent: int, name: str, descriptor: int) -> None:
 def _target(path: Path) -> Path:
     """Return the path to be replaced: where a link leads, however long the chain."""
     # Unlike `resolve`, this leaves a circle of links to be replaced.
-    return Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
+    if not target.name:
+        raise TargetExistsError(
+            f"{str(target)!r} is the root of all files, which nothing replaces",
+            fix="a path below it",
+        )
+    return target
 
 
 @contextmanager
@@ -359,7 +369,14 @@ def _may_be_file(parent: int, target: Path, *, overwrite: bool) -> int | None:
         )
     if not overwrite:
         raise _exists(target)
-    return None if S_ISLNK(status.st_mode) else S_IMODE(status.st_mode)
+    if S_ISLNK(status.st_mode):
+        return None
+    if not S_ISREG(status.st_mode):
+        raise TargetExistsError(
+            f"{str(target)!r} is a pipe, a socket or a device, which no file replaces",
+            fix="another path",
+        )
+    return S_IMODE(status.st_mode)
 
 
 def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | None:
@@ -377,13 +394,26 @@ def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | No
             return S_IMODE(status.st_mode)
         if not overwrite:
             raise _exists(target)
-        if _status(descriptor, _RECORD) is None:
-            raise TargetExistsError(
-                f"the directory {str(target)!r} holds other files, and no saved tree",
-                expected=f"a {_RECORD!r} in it, or an empty directory",
-                fix="another path, or remove the files first",
-            )
-    return S_IMODE(status.st_mode)
+        if _status(descriptor, META) is not None:
+            return S_IMODE(status.st_mode)
+        if _is_named(parent, target.name, descriptor):
+            raise _no_tree(target, descriptor)
+    # Another save has replaced what was opened, and removes it: that is no reason.
+    return _may_be_directory(parent, target, overwrite=overwrite)
+
+
+def _no_tree(target: Path, descriptor: int) -> TargetExistsError:
+    if _status(descriptor, BUILDING) is not None:
+        return TargetExistsError(
+            f"a tree is being built at {str(target)!r}",
+            fix="finish() it, begin anew with memmap_like(..., overwrite=True), or "
+            "remove the directory",
+        )
+    return TargetExistsError(
+        f"the directory {str(target)!r} holds other files, and no saved tree",
+        expected=f"a {META!r} in it, or an empty directory",
+        fix="another path, or remove the files first",
+    )
 
 
 def _is_empty(directory: int) -> bool:

@@ -53,13 +53,13 @@ from tdfunc.errors import (
     show_path,
 )
 from tdfunc.io._atomic import _sync_tree, new_directory, remove_tree
-from tdfunc.io._directory import _DIRECTORY, BUILDING, _Walk
+from tdfunc.io._directory import _DIRECTORY, _Walk
 from tdfunc.io._files import as_file, reopened
 from tdfunc.io._filing import files_of
 from tdfunc.io._fitting import fitted, kind_of
 from tdfunc.io._layout import Array, Level, Rows, Static, iter_levels, levels_of
 from tdfunc.io._map import as_buffer
-from tdfunc.io._naming import META, MOST_META, Where
+from tdfunc.io._naming import BUILDING, META, MOST_META, Where
 from tdfunc.io._spans import (
     Spans,
     as_ranges,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from tdfunc.errors import FileFormatError, FormatLimitError, MissingFileError
@@ -19,6 +19,7 @@ from tdfunc.io import _map
 from tdfunc.io._atomic import new_directory, remove_tree
 from tdfunc.io._folder import META, Folder, Where, files_of, outline_of
 from tdfunc.io._layout import Array, Level, Source
+from tdfunc.io._naming import BUILDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
 
     from tdfunc.io._options import ReadOptions, WriteOptions
 
-__all__ = ["BUILDING", "open_source", "recognises", "write"]
-
-BUILDING = "%tdfunc-builder"
-"""The directory of a `Builder` in a tree that is not finished."""
+__all__ = ["open_source", "recognises", "write"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BELOW = _DIRECTORY | os.O_NOFOLLOW
@@ -140,7 +138,7 @@ def _clash(path: Path, where: Where) -> FormatLimitError:
         f"{path}: there is a file of this name already",
         expected="keys that this file system tells apart; some take 'A' for 'a'",
         got="/".join(where),
-        fix="td.rename_key_(...), or the format 'archive'",
+        fix="td.rename_key(old, new), or the format 'archive'",
     )
 
 
@@ -294,15 +292,15 @@ class _Files(Folder):
 
     def _alike(self, one: _Place, other: _Place) -> bool:
         """Return whether two files have the same bytes; copies are not hard links."""
-        a, b = self.found(one), self.found(other)
-        try:
+        with ExitStack() as stack:
+            a = self.found(one)
+            stack.callback(os.close, a)
+            b = self.found(other)
+            stack.callback(os.close, b)
             while True:
                 left, right = os.read(a, _COMPARED), os.read(b, _COMPARED)
                 if left != right or not left:
                     return left == right
-        finally:
-            os.close(a)
-            os.close(b)
 
     def opened(self, above: Where, name: str) -> int | None:
         """Open a file for reading; None if there is none."""
