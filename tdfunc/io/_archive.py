@@ -25,6 +25,7 @@ from tdfunc.io._atomic import new_file
 from tdfunc.io._folder import META, Folder, files_of, outline_of
 from tdfunc.io._layout import Source
 from tdfunc.io._map import as_buffer, tensors_in
+from tdfunc.io._system import FILE
 from tdfunc.io._zip import METHODS, STORED, Writer, has_member, index, pieces
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _cut(data: memoryview) -> Iterator[memoryview]:
 def recognises(path: Path) -> bool:
     """Return whether a file is a zip archive with a description of a tree."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, FILE)
     except OSError:
         return False
     try:
@@ -173,7 +174,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
 
 def opened(path: Path) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"there is no file {str(path)!r}") from error
     if not S_ISREG(os.fstat(descriptor).st_mode):

@@ -26,11 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdfunc.errors import MissingFileError, TargetExistsError
 from tdfunc.io._naming import BUILDING, META
-
-try:
-    import fcntl
-except ImportError:  # a system without such locks: what is left behind stays
-    fcntl = None
+from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ, lock
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -44,20 +40,6 @@ TEMPORARY = ".tdtmp-"
 _NOREPLACE, _EXCHANGE = 1, 2
 # What it says where the system or the file system does not know it.
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-
-def _flags(*names: str) -> int:
-    """Return these flags of `os.open`, as far as the system has them."""
-    flags = 0
-    for name in names:
-        flags |= getattr(os, name, 0)
-    return flags
-
-
-_NEW = _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_NOFOLLOW")
-_READ = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK")
-_DIRECTORY = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY")
-_PARENT = _flags("O_RDONLY", "O_CLOEXEC", "O_DIRECTORY")
 # Seconds after which what nobody has locked was left behind.
 _MOMENT = 60.0
 
@@ -141,7 +123,7 @@ def new_directory(
             name = target.name
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
-            descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+            descriptor = os.open(name, BELOW, dir_fd=parent)
         try:
             yield descriptor
             if durable:
@@ -199,7 +181,7 @@ def _upwards(top: int) -> Iterator[tuple[int, list[str], list[str]]]:
             level = pending[-1]
             if level.left:
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    below = os.open(level.left.pop(), _DIRECTORY, dir_fd=here)
+                    below = os.open(level.left.pop(), BELOW, dir_fd=here)
                     os.close(here)
                     here = below
                     pending.append(_Level(here))
@@ -208,7 +190,7 @@ def _upwards(top: int) -> Iterator[tuple[int, list[str], list[str]]]:
             pending.pop()
             if not pending:
                 return
-            above = os.open("..", _DIRECTORY, dir_fd=here)
+            above = os.open("..", BELOW, dir_fd=here)
             os.close(here)
             here = above
             if _identity(os.fstat(here)) != pending[-1].identity:
@@ -244,15 +226,15 @@ def _made(parent: int, target: str, *, directory: bool) -> tuple[str, int]:
         try:
             if directory:
                 os.mkdir(name, dir_fd=parent)
-                descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+                descriptor = os.open(name, BELOW, dir_fd=parent)
             else:
-                descriptor = os.open(name, _NEW, 0o666, dir_fd=parent)
+                descriptor = os.open(name, NEW, 0o666, dir_fd=parent)
         except FileExistsError:
             if not _cleared(parent, name):
                 name = f"{first}-{token_hex(8)}"
             continue
         with suppress(OSError):
-            _lock(descriptor)
+            lock(descriptor)
         return name, descriptor
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
@@ -264,7 +246,7 @@ def _mark(target: str) -> str:
 def _cleared(parent: int, name: str) -> bool:
     """Remove what a killed process left at a name; false if it may be in use."""
     try:
-        descriptor = os.open(name, _READ, dir_fd=parent)
+        descriptor = os.open(name, READ, dir_fd=parent)
     except FileNotFoundError:
         return True
     except OSError:
@@ -273,7 +255,7 @@ def _cleared(parent: int, name: str) -> bool:
         # Its maker locks it a moment after it is there.
         if time.time() - os.fstat(descriptor).st_mtime < _MOMENT:
             return False
-        _lock(descriptor)
+        lock(descriptor)
         _check_is(parent, name, descriptor)
         remove_tree(parent, name)
     except OSError:
@@ -281,13 +263,6 @@ def _cleared(parent: int, name: str) -> bool:
     finally:
         os.close(descriptor)
     return True
-
-
-def _lock(descriptor: int) -> None:
-    """Lock an open file until it is closed, by whatever end of the process."""
-    if fcntl is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _check_is(parent: int, name: str, descriptor: int) -> None:
@@ -329,7 +304,7 @@ def _target(path: Path) -> Path:
 def _parent_of(target: Path) -> Generator[int]:
     parent = target.parent
     try:
-        descriptor = os.open(parent, _PARENT)
+        descriptor = os.open(parent, DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(
             f"there is no directory {str(parent)!r} to save in",
@@ -343,7 +318,7 @@ def _parent_of(target: Path) -> Generator[int]:
 
 @contextmanager
 def _opened(parent: int, name: str) -> Generator[int]:
-    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    descriptor = os.open(name, BELOW, dir_fd=parent)
     try:
         yield descriptor
     finally:
@@ -472,7 +447,7 @@ def _put(
     _may_be_directory(parent, target, overwrite=overwrite)
     with _opened(parent, new) as old:
         with suppress(OSError):
-            _lock(old)  # so that nobody else takes its next name for left behind
+            lock(old)  # so that nobody else takes its next name for left behind
         if not _renamed(parent, name, new, _EXCHANGE):
             name = _moved_aside(parent, name, new)
         if durable:
@@ -527,7 +502,7 @@ def _sync_tree(directory: int) -> None:
     """Have all files and directories below on the disk, and the directory itself."""
     for here, files, _ in _upwards(directory):
         for file in files:
-            descriptor = os.open(file, _READ, dir_fd=here)
+            descriptor = os.open(file, READ, dir_fd=here)
             try:
                 os.fsync(descriptor)
             finally:

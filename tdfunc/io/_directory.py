@@ -20,6 +20,7 @@ from tdfunc.io._atomic import new_directory, remove_tree
 from tdfunc.io._folder import META, Folder, Where, files_of, outline_of
 from tdfunc.io._layout import Array, Level, Source
 from tdfunc.io._naming import BUILDING
+from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from tdfunc.io._options import ReadOptions, WriteOptions
 
 __all__ = ["open_source", "recognises", "write"]
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_BELOW = _DIRECTORY | os.O_NOFOLLOW
-# Opening a FIFO waits for whoever writes to it, unless told not to.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _COMPARED = 1 << 20  # bytes at once
 
@@ -105,7 +100,7 @@ def _clear(root: int) -> None:
 
 
 def _write(directory: int, name: str, buffers: list[memoryview | bytes]) -> None:
-    file = os.open(name, _NEW, 0o666, dir_fd=directory)
+    file = os.open(name, NEW, 0o666, dir_fd=directory)
     try:
         _map.write_all(file, buffers)
     finally:
@@ -203,7 +198,7 @@ class _Walk:
         up = len(self._where) - depth
         if up <= depth:
             for _ in range(up):
-                self._go(os.open("..", _BELOW, dir_fd=self._here))
+                self._go(os.open("..", BELOW, dir_fd=self._here))
                 self._where, self._ids = self._where[:-1], self._ids[:-1]
             if depth and up and _id(os.fstat(self._here)) != self._ids[-1]:
                 raise FileFormatError(f"{self._name}: a directory in it was moved")
@@ -216,7 +211,7 @@ class _Walk:
 
     def _descend(self, name: str) -> None:
         try:
-            below = os.open(name, _BELOW, dir_fd=self._here)
+            below = os.open(name, BELOW, dir_fd=self._here)
         except OSError as error:
             if error.errno in {errno.ENOTDIR, errno.ELOOP}:
                 shown = "/".join((self._name, *self._where, name))
@@ -305,7 +300,7 @@ class _Files(Folder):
     def opened(self, above: Where, name: str) -> int | None:
         """Open a file for reading; None if there is none."""
         try:
-            file = os.open(name, _READ, dir_fd=self._walk.enter(above))
+            file = os.open(name, READ, dir_fd=self._walk.enter(above))
         except OSError as error:
             if error.errno in _ABSENT:
                 return None
@@ -372,7 +367,7 @@ class _Directory(Source):
         self.name = str(path)
         self._options = options
         try:
-            self._root = os.open(path, _DIRECTORY)
+            self._root = os.open(path, DIRECTORY)
         except FileNotFoundError as error:
             raise MissingFileError(f"{path}: there is no such directory") from error
         except NotADirectoryError as error:

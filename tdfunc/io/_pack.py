@@ -20,6 +20,7 @@ from tdfunc.io._folder import META, outline_of
 from tdfunc.io._map import write_all
 from tdfunc.io._naming import BUILDING
 from tdfunc.io._options import ReadOptions
+from tdfunc.io._system import DIRECTORY, NEW, READ
 from tdfunc.io._zip import STORED, Writer, is_plain, pieces
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["pack_memmap", "unpack_memmap"]
 
 _ARRAY = ".memmap"
-
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _PIECE = 1 << 20
 # Holes and runs of zeros shorter than this are written.
@@ -153,7 +151,7 @@ def unpack_memmap(
         ):
             for where, member in _in_order(members):
                 here = walk.enter(where[:-1], make=True)
-                new = os.open(where[-1], _NEW, 0o666, dir_fd=here)
+                new = os.open(where[-1], NEW, 0o666, dir_fd=here)
                 try:
                     _unpack_file(members, member, new)
                 finally:
@@ -164,9 +162,8 @@ def unpack_memmap(
 
 @contextmanager
 def _opened_directory(directory: Path) -> Generator[_Walk]:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
     try:
-        root = os.open(directory, flags)
+        root = os.open(directory, DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"there is no directory {str(directory)!r}") from error
     try:
@@ -208,7 +205,7 @@ def _pack_file(
 ) -> None:
     array = where[-1].endswith(_ARRAY)
     try:
-        descriptor = os.open(where[-1], _READ, dir_fd=walk.enter(where[:-1]))
+        descriptor = os.open(where[-1], READ, dir_fd=walk.enter(where[:-1]))
     except FileNotFoundError as error:
         raise _changes(root, where) from error
     try:

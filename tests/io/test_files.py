@@ -1076,6 +1076,24 @@ def test_broken_files_give_a_tree_or_an_error(
             assert_valid(out)
 
 
+ELSEWHERE = """
+import os, sys
+import torch
+for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY"):
+    delattr(os, name)
+del os.register_at_fork
+sys.modules["fcntl"] = None
+import tdfunc
+tdfunc.TensorDict(x=torch.ones(2)).save(sys.argv[1])
+assert tdfunc.load(sys.argv[1])["x"].sum() == 2
+"""
+
+
+def test_a_system_without_locks_and_flags(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "x")]
+    subprocess.run(command, check=True, timeout=60)
+
+
 @pytest.mark.parametrize("cls", [OptionError, MissingFileError, TargetExistsError])
 def test_errors_show_what_they_say(cls: type[TdfuncError]) -> None:
     error = cls("it is so", fix="this")
