@@ -92,9 +92,14 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
 
 
 def method_of(compression: Compression | None) -> int:
+    """Return the number that zip files have for a compression.
+
+    Raises:
+        OptionError: there is no such compression.
+    """
     if compression is None:
         return STORED
-    if compression not in METHODS:
+    if not isinstance(compression, str) or compression not in METHODS:
         raise OptionError(
             "there is no such compression",
             expected=f"one of {', '.join(map(repr, METHODS))}, or None",

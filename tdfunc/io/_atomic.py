@@ -40,6 +40,9 @@ TEMPORARY = ".tdtmp-"
 _NOREPLACE, _EXCHANGE = 1, 2
 # What it says where the system or the file system does not know it.
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+# What a directory that is not empty makes of a rename.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+_TRIES = 100
 # Seconds after which what nobody has locked was left behind.
 _MOMENT = 60.0
 
@@ -364,7 +367,10 @@ def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | No
             f"{str(target)!r} is a file, which a directory does not replace",
             fix="another path, or remove the file first",
         )
-    with _opened(parent, target.name) as descriptor:
+    with (
+        suppress(FileNotFoundError),
+        _opened(parent, target.name) as descriptor,
+    ):
         if _is_empty(descriptor):
             return S_IMODE(status.st_mode)
         if not overwrite:
@@ -373,7 +379,7 @@ def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | No
             return S_IMODE(status.st_mode)
         if _is_named(parent, target.name, descriptor):
             raise _no_tree(target, descriptor)
-    # Another save has replaced what was opened, and removes it: that is no reason.
+    # Another save has replaced what was found, and removes it: that is no reason.
     return _may_be_directory(parent, target, overwrite=overwrite)
 
 
@@ -432,19 +438,34 @@ def _put(
     parent: int, name: str, target: Path, *, overwrite: bool, durable: bool
 ) -> None:
     """Give a directory its name, and remove what had it before."""
+    for left in reversed(range(_TRIES)):
+        try:
+            _put_once(parent, name, target, overwrite=overwrite, durable=durable)
+        except OSError as error:
+            # Somebody else was faster, between two steps.
+            if not left or error.errno not in (*_TAKEN, errno.ENOENT):
+                raise
+        else:
+            return
+
+
+def _put_once(
+    parent: int, name: str, target: Path, *, overwrite: bool, durable: bool
+) -> None:
     new = target.name
     try:
         # A directory replaces an empty one, and nothing else.
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+        if error.errno not in (*_TAKEN, errno.ENOTDIR):
             raise
     else:
         if durable:
             os.fsync(parent)
         return
     # What is there now may not be what was there before the block.
-    _may_be_directory(parent, target, overwrite=overwrite)
+    if _may_be_directory(parent, target, overwrite=overwrite) is None:
+        raise OSError(errno.EEXIST, "it was there a moment ago", new)
     with _opened(parent, new) as old:
         with suppress(OSError):
             lock(old)  # so that nobody else takes its next name for left behind
@@ -452,7 +473,17 @@ def _put(
             name = _moved_aside(parent, name, new)
         if durable:
             os.fsync(parent)
-        _discard(parent, name, old)
+        _remove_replaced(parent, name)
+
+
+def _remove_replaced(parent: int, name: str) -> None:
+    """Remove a tree that was replaced, whoever saved it; anything else stays.
+
+    What hinders this is left to the next save.
+    """
+    with suppress(OSError), _opened(parent, name) as found:
+        if _is_empty(found) or _status(found, META) is not None:
+            _discard(parent, name, found)
 
 
 def _moved_aside(parent: int, name: str, new: str) -> str:
@@ -465,9 +496,12 @@ def _moved_aside(parent: int, name: str, new: str) -> str:
     os.rename(new, aside, src_dir_fd=parent, dst_dir_fd=parent)
     try:
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError:
-        with suppress(OSError):  # somebody else was faster
-            os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as error:
+        if error.errno in _TAKEN:  # somebody else was faster, and has replaced it
+            _remove_replaced(parent, aside)
+        else:
+            with suppress(OSError):
+                os.rename(aside, new, src_dir_fd=parent, dst_dir_fd=parent)
         raise
     return aside
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from reprlib import repr as shorter
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -38,13 +38,14 @@ from tdfunc.io._layout import (
     narrowed,
     tree_of,
 )
-from tdfunc.io._options import Compression, ReadOptions, WriteOptions
+from tdfunc.io._options import ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Unpack
 
     from tdfunc.io._layout import Array, Source
+    from tdfunc.io._options import Compression
     from tdfunc.typing import (
         Device,
         FileFormat,
@@ -472,13 +473,6 @@ class _Job:
             atomic=None if options.get("atomic", True) else "atomic=False",
             compression=_shown_option("compression", options.get("compression")),
         )
-        compression = options.get("compression")
-        if compression is not None and compression not in get_args(Compression):
-            raise OptionError(
-                "there is no such compression",
-                expected=f"one of {get_args(Compression)}, or None",
-                got=repr(compression),
-            )
         self.options = dict[str, Any](options)
         self.in_place = not options.get("atomic", True)
         self.make_bar = _bar_maker() if self.options.pop("progress", False) else None
