@@ -449,7 +449,9 @@ def level_at(level: Level, path: Path) -> Level:
         upto = path[: at + 1]
         if here.stack_dim is not None:
             raise PathThroughLeafError(
-                "a lazy stack has no entries of its own", path=path[:at]
+                "a lazy stack has no entries of its own",
+                path=path[:at],
+                fix="load(path, keys=[...]), or load all of it and index",
             )
         entry = here.entries.get(key)
         if entry is None:
