@@ -330,7 +330,7 @@ def load(  # noqa: PLR0913 - the options of a file
             Classes that a file names are not looked for.
         allow_pickle: read statics that were pickled. Only for files that you trust:
             pickle runs what it is told to.
-        verify: compare the bytes of an archive with its checksums.
+        verify: compare the bytes of an archive that are read with its checksums.
         separator: of safetensors that tdfunc did not write: what splits names into
             nested keys; None leaves them whole.
         progress: show a bar (needs the extra ``progress``).
@@ -341,8 +341,8 @@ def load(  # noqa: PLR0913 - the options of a file
         PickleRefusedError: something in it was pickled.
         MissingKeyError: there is no entry at `subpath` or one of `keys`.
         PathThroughLeafError: `subpath` is a value, or a path goes on below one.
-        OptionError: another `mode`, an option that the format has not, or a class that
-            is none of records.
+        OptionError: another `mode`, an option that the format has not, a value that an
+            option does not take, or a class that is none of records.
         TdfuncError: what `from_tensordict` of a class raises.
         OSError: the system refuses.
 
@@ -687,6 +687,11 @@ def _load_once(  # noqa: PLR0913 - the options of a file
     classes = _as_classes(cls)
     target = as_device(device)
     is_meta = target is not None and target.type == "meta"
+    if verify and is_meta:
+        raise OptionError(
+            "verify=True compares bytes, and device='meta' reads none",
+            fix="one of both",
+        )
     if separator is not None and (not isinstance(separator, str) or not separator):
         raise OptionError(
             "this separates no names",

@@ -546,6 +546,7 @@ def test_keys_of_a_lazy_stack_are_those_of_its_members(
         ({"format": "npz"}, OptionError, ["'npz'", "memmap"]),
         ({"format": ["npz"]}, OptionError, ["['npz']", "memmap"]),
         ({"keys": 3}, OptionError, ["a list", "keys=3"]),
+        ({"verify": True, "device": "meta"}, OptionError, ["reads none"]),
         ({"separator": "."}, OptionError, ["'memmap'", "'safetensors'", "'.'"]),
         ({"verify": True}, OptionError, ["'memmap'", "'archive'", "verify=True"]),
     ],
