@@ -83,6 +83,10 @@ class TdfuncError(Exception):
             parts.append(f"to fix: {self.fix}")
         return " - ".join(parts)
 
+    def __repr__(self) -> str:
+        # An OSError has no arguments where its `__init__` was not called.
+        return f"{type(self).__name__}({self.what!r})"
+
     def __reduce__(self) -> tuple[object, ...]:
         fields = (self.what, self.path, str_or_none(self.expected))
         return _rebuild, (type(self), *fields, str_or_none(self.got), self.fix)

@@ -8,7 +8,6 @@ files has them still: they only became longer.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,7 +25,7 @@ from tdfunc.errors import (
     show_path,
 )
 from tdfunc.io._atomic import new_directory
-from tdfunc.io._directory import _DIRECTORY, _Walk, open_source
+from tdfunc.io._directory import _Walk, open_source
 from tdfunc.io._files import as_file
 from tdfunc.io._filing import files_of
 from tdfunc.io._fitting import fitted
@@ -41,6 +40,7 @@ from tdfunc.io._layout import (
 )
 from tdfunc.io._map import as_buffer, write_all
 from tdfunc.io._options import ReadOptions
+from tdfunc.io._system import DIRECTORY, NEW, NO_LINK, lock
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["append_memmap"]
 
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 _COPIED = 8 * 1024 * 1024  # bytes at once
 
 
@@ -254,7 +252,7 @@ class _Growth:
         """Make a file of the longer tree in its new directory."""
         above, name = there.enter(where[:-1], make=True), where[-1]
         if isinstance(data, bytes):
-            file = os.open(name, _NEW, 0o666, dir_fd=above)
+            file = os.open(name, NEW, 0o666, dir_fd=above)
             try:
                 write_all(file, [data])
             finally:
@@ -264,7 +262,7 @@ class _Growth:
         stays = rows is None or id(data) in self._in_place
         if stays and self._link(old, above, name):
             return
-        file = os.open(name, _NEW, 0o666, dir_fd=above)
+        file = os.open(name, NEW, 0o666, dir_fd=above)
         try:
             write_all(file, self._chunks(old))
             if rows is not None:
@@ -302,7 +300,7 @@ class _Growth:
     def _opened(self, array: Array, flags: int) -> Generator[int]:
         place = array.place
         above = self._walk.enter(place.where)
-        file = os.open(place.name, flags | _FLAGS, dir_fd=above)
+        file = os.open(place.name, flags | NO_LINK, dir_fd=above)
         try:
             status = os.fstat(file)
             if (status.st_dev, status.st_ino) != place.id:
@@ -332,7 +330,7 @@ def _held(file: FilePath) -> Generator[int]:
     """Open a directory that nobody else appends to, where the file system has locks."""
     while True:
         try:
-            root = os.open(file, _DIRECTORY)
+            root = os.open(file, DIRECTORY)
         except FileNotFoundError as error:
             raise MissingFileError(f"{file}: there is no such directory") from error
         except NotADirectoryError as error:
@@ -342,7 +340,7 @@ def _held(file: FilePath) -> Generator[int]:
             ) from error
         try:
             with suppress(OSError):
-                fcntl.flock(root, fcntl.LOCK_EX)
+                lock(root, wait=True)
             # An append that was waited for has put another one in its place.
             if _is_at(file, root):
                 yield root

@@ -25,6 +25,7 @@ from tdfunc.io._atomic import new_file
 from tdfunc.io._folder import META, Folder, files_of, outline_of
 from tdfunc.io._layout import Source
 from tdfunc.io._map import as_buffer, tensors_in
+from tdfunc.io._system import FILE
 from tdfunc.io._zip import METHODS, STORED, Writer, has_member, index, pieces
 
 if TYPE_CHECKING:
@@ -91,9 +92,14 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
 
 
 def method_of(compression: Compression | None) -> int:
+    """Return the number that zip files have for a compression.
+
+    Raises:
+        OptionError: there is no such compression.
+    """
     if compression is None:
         return STORED
-    if compression not in METHODS:
+    if not isinstance(compression, str) or compression not in METHODS:
         raise OptionError(
             "there is no such compression",
             expected=f"one of {', '.join(map(repr, METHODS))}, or None",
@@ -143,7 +149,7 @@ def _cut(data: memoryview) -> Iterator[memoryview]:
 def recognises(path: Path) -> bool:
     """Return whether a file is a zip archive with a description of a tree."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, FILE)
     except OSError:
         return False
     try:
@@ -173,7 +179,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
 
 def opened(path: Path) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"there is no file {str(path)!r}") from error
     if not S_ISREG(os.fstat(descriptor).st_mode):

@@ -21,15 +21,12 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from stat import S_IMODE, S_ISDIR, S_ISLNK
+from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from tdfunc.errors import MissingFileError, TargetExistsError
-
-try:
-    import fcntl
-except ImportError:  # a system without such locks: what is left behind stays
-    fcntl = None
+from tdfunc.io._naming import BUILDING, META
+from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ, lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -45,21 +42,6 @@ _NOREPLACE, _EXCHANGE = 1, 2
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 # What `renameat2` says where the system or the file system does not know it.
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-
-def _flags(*names: str) -> int:
-    """Return these flags of `os.open`, as far as the system has them."""
-    flags = 0
-    for name in names:
-        flags |= getattr(os, name, 0)
-    return flags
-
-
-_NEW = _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_NOFOLLOW")
-_READ = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK")
-_DIRECTORY = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY")
-_PARENT = _flags("O_RDONLY", "O_CLOEXEC", "O_DIRECTORY")
-_RECORD = "meta.json"
 # Seconds after which what nobody has locked was left behind.
 _MOMENT = 60.0
 # Seconds to wait for other writers of a directory.
@@ -152,7 +134,7 @@ def new_directory(
             name = target.name
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
-            descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+            descriptor = os.open(name, BELOW, dir_fd=parent)
         try:
             yield descriptor
             if durable:
@@ -211,7 +193,7 @@ def _upwards(top: int) -> Iterator[tuple[int, list[str], list[str]]]:
             level = pending[-1]
             if level.left:
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    below = os.open(level.left.pop(), _DIRECTORY, dir_fd=here)
+                    below = os.open(level.left.pop(), BELOW, dir_fd=here)
                     os.close(here)
                     here = below
                     pending.append(_Level(here))
@@ -220,7 +202,7 @@ def _upwards(top: int) -> Iterator[tuple[int, list[str], list[str]]]:
             pending.pop()
             if not pending:
                 return
-            above = os.open("..", _DIRECTORY, dir_fd=here)
+            above = os.open("..", BELOW, dir_fd=here)
             os.close(here)
             here = above
             if _identity(os.fstat(here)) != pending[-1].identity:
@@ -256,15 +238,15 @@ def _made(parent: int, target: str, *, directory: bool) -> tuple[str, int]:
         try:
             if directory:
                 os.mkdir(name, dir_fd=parent)
-                descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+                descriptor = os.open(name, BELOW, dir_fd=parent)
             else:
-                descriptor = os.open(name, _NEW, 0o666, dir_fd=parent)
+                descriptor = os.open(name, NEW, 0o666, dir_fd=parent)
         except FileExistsError:
             if not _cleared(parent, name):
                 name = f"{first}-{token_hex(8)}"
             continue
         with suppress(OSError):
-            _lock(descriptor)
+            lock(descriptor)
         return name, descriptor
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
@@ -276,7 +258,7 @@ def _mark(target: str) -> str:
 def _cleared(parent: int, name: str) -> bool:
     """Remove what a killed process left at a name; false if it may be in use."""
     try:
-        descriptor = os.open(name, _READ, dir_fd=parent)
+        descriptor = os.open(name, READ, dir_fd=parent)
     except FileNotFoundError:
         return True
     except OSError:
@@ -285,7 +267,7 @@ def _cleared(parent: int, name: str) -> bool:
         # Its maker locks it a moment after it is there.
         if time.time() - os.fstat(descriptor).st_mtime < _MOMENT:
             return False
-        _lock(descriptor)
+        lock(descriptor)
         _check_is(parent, name, descriptor)
         remove_tree(parent, name)
     except OSError:
@@ -301,12 +283,10 @@ def _lock(descriptor: int, patience: float = 0.0) -> None:
     Waits for so many seconds, and not for ever: a process that was forked in the midst
     of a save keeps its locks.
     """
-    if fcntl is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     end = time.monotonic() + patience
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
         except BlockingIOError:
             if time.monotonic() >= end:
                 raise
@@ -317,9 +297,8 @@ def _lock(descriptor: int, patience: float = 0.0) -> None:
 
 def _close(descriptor: int) -> None:
     """Unlock and close; a process that was forked meanwhile has it open, too."""
-    if fcntl is not None:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with suppress(OSError):
+        unlock(descriptor)
     os.close(descriptor)
 
 
@@ -348,14 +327,20 @@ def _discard(parent: int, name: str, descriptor: int) -> None:
 def _target(path: Path) -> Path:
     """Return the path to be replaced: where a link leads, however long the chain."""
     # Unlike `resolve`, this leaves a circle of links to be replaced.
-    return Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
+    if not target.name:
+        raise TargetExistsError(
+            f"{str(target)!r} is the root of all files, which nothing replaces",
+            fix="a path below it",
+        )
+    return target
 
 
 @contextmanager
 def _parent_of(target: Path) -> Generator[int]:
     parent = target.parent
     try:
-        descriptor = os.open(parent, _PARENT)
+        descriptor = os.open(parent, DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(
             f"there is no directory {str(parent)!r} to save in",
@@ -369,7 +354,7 @@ def _parent_of(target: Path) -> Generator[int]:
 
 @contextmanager
 def _opened(parent: int, name: str) -> Generator[int]:
-    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    descriptor = os.open(name, BELOW, dir_fd=parent)
     try:
         yield descriptor
     finally:
@@ -395,7 +380,14 @@ def _may_be_file(parent: int, target: Path, *, overwrite: bool) -> int | None:
         )
     if not overwrite:
         raise _exists(target)
-    return None if S_ISLNK(status.st_mode) else S_IMODE(status.st_mode)
+    if S_ISLNK(status.st_mode):
+        return None
+    if not S_ISREG(status.st_mode):
+        raise TargetExistsError(
+            f"{str(target)!r} is a pipe, a socket or a device, which no file replaces",
+            fix="another path",
+        )
+    return S_IMODE(status.st_mode)
 
 
 def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | None:
@@ -414,15 +406,25 @@ def _may_be_directory(parent: int, target: Path, *, overwrite: bool) -> int | No
                 return S_IMODE(status.st_mode)
             if not overwrite:
                 raise _exists(target)
-            if _status(descriptor, _RECORD) is not None:
+            if _status(descriptor, META) is not None:
                 return S_IMODE(status.st_mode)
             # One that was just replaced loses its files in any order.
             if _is_at(parent, target.name, descriptor):
-                raise TargetExistsError(
-                    f"the directory {str(target)!r} holds other files, no saved tree",
-                    expected=f"a {_RECORD!r} in it, or an empty directory",
-                    fix="another path, or remove the files first",
-                )
+                raise _no_tree(target, descriptor)
+
+
+def _no_tree(target: Path, descriptor: int) -> TargetExistsError:
+    if _status(descriptor, BUILDING) is not None:
+        return TargetExistsError(
+            f"a tree is being built at {str(target)!r}",
+            fix="finish() it, begin anew with memmap_like(..., overwrite=True), or "
+            "remove the directory",
+        )
+    return TargetExistsError(
+        f"the directory {str(target)!r} holds other files, and no saved tree",
+        expected=f"a {META!r} in it, or an empty directory",
+        fix="another path, or remove the files first",
+    )
 
 
 def _is_empty(directory: int) -> bool:
@@ -577,7 +579,7 @@ def _sync_tree(directory: int) -> None:
     """Have all files and directories below on the disk, and the directory itself."""
     for here, files, _ in _upwards(directory):
         for file in files:
-            descriptor = os.open(file, _READ, dir_fd=here)
+            descriptor = os.open(file, READ, dir_fd=here)
             try:
                 os.fsync(descriptor)
             finally:

@@ -18,7 +18,6 @@ last of all, by a rename.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import time
@@ -53,13 +52,13 @@ from tdfunc.errors import (
     show_path,
 )
 from tdfunc.io._atomic import _sync_tree, new_directory, remove_tree
-from tdfunc.io._directory import _DIRECTORY, BUILDING, _Walk
+from tdfunc.io._directory import _Walk
 from tdfunc.io._files import as_file, reopened
 from tdfunc.io._filing import files_of
 from tdfunc.io._fitting import fitted, kind_of
 from tdfunc.io._layout import Array, Level, Rows, Static, iter_levels, levels_of
 from tdfunc.io._map import as_buffer
-from tdfunc.io._naming import META, MOST_META, Where
+from tdfunc.io._naming import BUILDING, META, MOST_META, Where
 from tdfunc.io._spans import (
     Spans,
     as_ranges,
@@ -70,6 +69,7 @@ from tdfunc.io._spans import (
     span,
     spans_at,
 )
+from tdfunc.io._system import BELOW, DIRECTORY, NEW, NO_LINK, READ, lock, unlock
 from tdfunc.io._values import dumps, from_json, loads, to_json
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ __all__ = ["Builder", "memmap_like"]
 _ABOUT = "about.json"
 _LOG = ".log"
 _VERSION = 1
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
 # Files that are open at a time; a tree may have more than there are descriptors.
 _MOST_OPEN = 64
 # Ranges that an error shows.
@@ -212,7 +210,7 @@ class Builder:
         self._walk = self._stack.enter_context(_Walk(root, str(path)))
         self._files = _Files(self._walk)
         self._stack.callback(self._files.close)
-        self._record = os.open(BUILDING, _DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+        self._record = os.open(BUILDING, BELOW, dir_fd=root)
         self._stack.callback(os.close, self._record)
         self._closed = False
         # Spans that are in a log, and what this writer wrote since the last flush.
@@ -223,7 +221,7 @@ class Builder:
 
     def _begin_log(self) -> None:
         self._pid = os.getpid()
-        self._log = os.open(f"{token_hex(16)}{_LOG}", _NEW, 0o666, dir_fd=self._record)
+        self._log = os.open(f"{token_hex(16)}{_LOG}", NEW, 0o666, dir_fd=self._record)
         self._log_size = 0
         self._last = 0
         self._stack.callback(os.close, self._log)
@@ -698,7 +696,7 @@ def _create(plan: _Plan, file: FilePath, *, overwrite: bool, durable: bool) -> N
         for where, array in plan.files:
             above = walk.enter(where[:-1], make=True)
             try:
-                made = os.open(where[-1], _NEW, 0o666, dir_fd=above)
+                made = os.open(where[-1], NEW, 0o666, dir_fd=above)
             except FileExistsError as error:
                 raise FormatLimitError(
                     f"{file}: there is a file of this name already",
@@ -712,7 +710,7 @@ def _create(plan: _Plan, file: FilePath, *, overwrite: bool, durable: bool) -> N
             finally:
                 os.close(made)
         os.mkdir(BUILDING, dir_fd=root)
-        record = os.open(BUILDING, _DIRECTORY, dir_fd=root)
+        record = os.open(BUILDING, DIRECTORY, dir_fd=root)
         try:
             _put(record, _ABOUT, dumps([_VERSION, plan.about]))
         finally:
@@ -733,7 +731,7 @@ def _clear_unfinished(file: FilePath, *, overwrite: bool) -> None:
             fix="resume=True goes on with it, overwrite=True begins anew",
         )
     target = FilePath(os.path.realpath(file))
-    parent = os.open(target.parent, _DIRECTORY)
+    parent = os.open(target.parent, DIRECTORY)
     try:
         remove_tree(parent, target.name)
     finally:
@@ -748,7 +746,7 @@ def _resumed(plan: _Plan, file: FilePath, *, durable: bool) -> Builder:
         TargetExistsError: it is finished, or something else.
     """
     try:
-        root = os.open(file, _DIRECTORY)
+        root = os.open(file, DIRECTORY)
     except FileNotFoundError as error:
         raise MissingFileError(f"{file}: nothing is being built here") from error
     except NotADirectoryError as error:
@@ -775,7 +773,7 @@ def _resumed(plan: _Plan, file: FilePath, *, durable: bool) -> Builder:
 
 
 def _check_about(plan: _Plan, root: int, name: str) -> None:
-    record = os.open(BUILDING, _DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+    record = os.open(BUILDING, BELOW, dir_fd=root)
     try:
         raw = _content(record, _ABOUT)
     finally:
@@ -891,7 +889,7 @@ class _Files:
         file = self._open.get(where)
         if file is None:
             above = self._walk.enter(where[:-1])
-            file = os.open(where[-1], os.O_WRONLY | _OPEN, dir_fd=above)
+            file = os.open(where[-1], os.O_WRONLY | NO_LINK, dir_fd=above)
             self._open[where] = file
             if len(self._open) > _MOST_OPEN:
                 os.close(self._open.popitem(last=False)[1])
@@ -920,7 +918,7 @@ def _write_at(file: int, data: memoryview, at: int) -> None:
 
 def _put(directory: int, name: str, data: bytes) -> None:
     """Write a small file, over what a killed process left of it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK
     file = os.open(name, flags, 0o666, dir_fd=directory)
     try:
         _write_at(file, memoryview(data), 0)
@@ -933,7 +931,7 @@ def _names(directory: int) -> set[str]:
 
 
 def _content(directory: int, name: str) -> bytes:
-    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=directory)
+    file = os.open(name, READ, dir_fd=directory)
     with os.fdopen(file, "rb") as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise FileFormatError(f"{name}: this is no regular file")
@@ -944,9 +942,9 @@ def _content(directory: int, name: str) -> bytes:
 def _locked(descriptor: int) -> Generator[None]:
     """Keep others of the same out, where the file system has locks."""
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)
     try:
         yield
     finally:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            unlock(descriptor)

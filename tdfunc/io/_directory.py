@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from tdfunc.errors import FileFormatError, FormatLimitError, MissingFileError
@@ -19,6 +19,8 @@ from tdfunc.io import _map
 from tdfunc.io._atomic import new_directory, remove_tree
 from tdfunc.io._folder import META, Folder, Where, files_of, outline_of
 from tdfunc.io._layout import Array, Level, Source
+from tdfunc.io._naming import BUILDING
+from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,16 +30,7 @@ if TYPE_CHECKING:
 
     from tdfunc.io._options import ReadOptions, WriteOptions
 
-__all__ = ["BUILDING", "open_source", "recognises", "write"]
-
-BUILDING = "%tdfunc-builder"
-"""The directory of a `Builder` in a tree that is not finished."""
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_BELOW = _DIRECTORY | os.O_NOFOLLOW
-# Opening a FIFO waits for whoever writes to it, unless told not to.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+__all__ = ["open_source", "recognises", "write"]
 
 _COMPARED = 1 << 20  # bytes at once
 
@@ -107,7 +100,7 @@ def _clear(root: int) -> None:
 
 
 def _write(directory: int, name: str, buffers: list[memoryview | bytes]) -> None:
-    file = os.open(name, _NEW, 0o666, dir_fd=directory)
+    file = os.open(name, NEW, 0o666, dir_fd=directory)
     try:
         _map.write_all(file, buffers)
     finally:
@@ -140,7 +133,7 @@ def _clash(path: Path, where: Where) -> FormatLimitError:
         f"{path}: there is a file of this name already",
         expected="keys that this file system tells apart; some take 'A' for 'a'",
         got="/".join(where),
-        fix="td.rename_key_(...), or the format 'archive'",
+        fix="td.rename_key(old, new), or the format 'archive'",
     )
 
 
@@ -205,7 +198,7 @@ class _Walk:
         up = len(self._where) - depth
         if up <= depth:
             for _ in range(up):
-                self._go(os.open("..", _BELOW, dir_fd=self._here))
+                self._go(os.open("..", BELOW, dir_fd=self._here))
                 self._where, self._ids = self._where[:-1], self._ids[:-1]
             if depth and up and _id(os.fstat(self._here)) != self._ids[-1]:
                 raise FileFormatError(f"{self._name}: a directory in it was moved")
@@ -218,7 +211,7 @@ class _Walk:
 
     def _descend(self, name: str) -> None:
         try:
-            below = os.open(name, _BELOW, dir_fd=self._here)
+            below = os.open(name, BELOW, dir_fd=self._here)
         except OSError as error:
             if error.errno in {errno.ENOTDIR, errno.ELOOP}:
                 shown = "/".join((self._name, *self._where, name))
@@ -294,20 +287,20 @@ class _Files(Folder):
 
     def _alike(self, one: _Place, other: _Place) -> bool:
         """Return whether two files have the same bytes; copies are not hard links."""
-        a, b = self.found(one), self.found(other)
-        try:
+        with ExitStack() as stack:
+            a = self.found(one)
+            stack.callback(os.close, a)
+            b = self.found(other)
+            stack.callback(os.close, b)
             while True:
                 left, right = os.read(a, _COMPARED), os.read(b, _COMPARED)
                 if left != right or not left:
                     return left == right
-        finally:
-            os.close(a)
-            os.close(b)
 
     def opened(self, above: Where, name: str) -> int | None:
         """Open a file for reading; None if there is none."""
         try:
-            file = os.open(name, _READ, dir_fd=self._walk.enter(above))
+            file = os.open(name, READ, dir_fd=self._walk.enter(above))
         except OSError as error:
             if error.errno in _ABSENT:
                 return None
@@ -374,7 +367,7 @@ class _Directory(Source):
         self.name = str(path)
         self._options = options
         try:
-            self._root = os.open(path, _DIRECTORY)
+            self._root = os.open(path, DIRECTORY)
         except FileNotFoundError as error:
             raise MissingFileError(f"{path}: there is no such directory") from error
         except NotADirectoryError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from reprlib import repr as shorter
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -37,13 +38,14 @@ from tdfunc.io._layout import (
     narrowed,
     tree_of,
 )
-from tdfunc.io._options import Compression, ReadOptions, WriteOptions
+from tdfunc.io._options import ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator
     from typing import Unpack
 
     from tdfunc.io._layout import Array, Source
+    from tdfunc.io._options import Compression
     from tdfunc.typing import (
         Device,
         FileFormat,
@@ -196,8 +198,9 @@ def save_async(
     parameters. What can be refused is refused before it returns, too. Only errors of
     the writing itself come out of ``future.result()``, and out of nowhere else.
 
-    Saves to one path are carried out one after the other, in the order of the calls.
-    The interpreter waits for them when it ends.
+    Saves to one path are carried out one after the other, in the order of the calls;
+    with ``atomic=False`` the call waits for those before it. The interpreter waits for
+    them when it ends.
 
     Args:
         td: the tree.
@@ -209,6 +212,7 @@ def save_async(
 
     Raises:
         TdfuncError: what `save` raises, but for the system's errors.
+        RuntimeError: there can be no more threads.
 
     Examples:
         >>> import torch
@@ -326,7 +330,7 @@ def load(  # noqa: PLR0913 - the options of a file
             Classes that a file names are not looked for.
         allow_pickle: read statics that were pickled. Only for files that you trust:
             pickle runs what it is told to.
-        verify: compare the bytes of an archive with its checksums.
+        verify: compare the bytes of an archive that are read with its checksums.
         separator: of safetensors that tdfunc did not write: what splits names into
             nested keys; None leaves them whole.
         progress: show a bar (needs the extra ``progress``).
@@ -337,8 +341,8 @@ def load(  # noqa: PLR0913 - the options of a file
         PickleRefusedError: something in it was pickled.
         MissingKeyError: there is no entry at `subpath` or one of `keys`.
         PathThroughLeafError: `subpath` is a value, or a path goes on below one.
-        OptionError: another `mode`, an option that the format has not, or a class that
-            is none of records.
+        OptionError: another `mode`, an option that the format has not, a value that an
+            option does not take, or a class that is none of records.
         TdfuncError: what `from_tensordict` of a class raises.
         OSError: the system refuses.
 
@@ -469,14 +473,8 @@ class _Job:
             atomic=None if options.get("atomic", True) else "atomic=False",
             compression=_shown_option("compression", options.get("compression")),
         )
-        compression = options.get("compression")
-        if compression is not None and compression not in get_args(Compression):
-            raise OptionError(
-                "there is no such compression",
-                expected=f"one of {get_args(Compression)}, or None",
-                got=repr(compression),
-            )
         self.options = dict[str, Any](options)
+        self.in_place = not options.get("atomic", True)
         self.make_bar = _bar_maker() if self.options.pop("progress", False) else None
 
     def level(self) -> Level:
@@ -499,8 +497,14 @@ class _Pending:
     """Saves in threads; to one path one after the other."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a process does that was forked: it has none of the threads."""
         self.lock = Lock()
-        self.last: dict[str, Future[None]] = {}
+        # The last one of each path, and whether it or one that it waits for writes
+        # into a directory that others look into.
+        self.last: dict[str, tuple[Future[None], bool]] = {}
 
     def start(self, job: _Job, level: Level) -> Future[None]:
         """Start one, and return when it only has to be written.
@@ -513,8 +517,9 @@ class _Pending:
         checked = Event()
         place = os.path.realpath(job.path)
         with self.lock:
-            before = self.last.get(place)
-            self.last[place] = future
+            before, in_place = self.last.get(place, (None, False))
+            in_place = in_place or job.in_place
+            self.last[place] = future, in_place
 
         def ready() -> None:
             checked.set()
@@ -523,26 +528,44 @@ class _Pending:
 
         def work() -> None:
             try:
+                if before is not None and in_place:
+                    # Half of a tree is nothing to be checked.
+                    wait([before])
                 job.run(level, ready)
             except BaseException as error:  # noqa: BLE001 - handed to who waits for it
-                future.set_exception(error)
+                self._end(place, future, error)
             else:
-                future.set_result(None)
+                self._end(place, future, None)
             finally:
-                with self.lock:
-                    if self.last.get(place) is future:
-                        del self.last[place]
                 checked.set()
 
         # No daemon: the interpreter waits for it.
-        Thread(target=work, name=f"tdfunc saves {place}", daemon=False).start()
+        thread = Thread(target=work, name=f"tdfunc saves {place}", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more, or it is the end
+            self._end(place, future, error)
+            raise
         checked.wait()
         if future.done():
             future.result()
         return future
 
+    def _end(
+        self, place: str, future: Future[None], error: BaseException | None
+    ) -> None:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+        with self.lock:
+            if self.last.get(place, (None,))[0] is future:
+                del self.last[place]
+
 
 _PENDING = _Pending()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_PENDING.forget)
 
 
 def as_file(path: Any) -> FilePath:
@@ -552,13 +575,22 @@ def as_file(path: Any) -> FilePath:
         OptionError: it is not a path.
     """
     plain = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(plain, str) or not plain or "\0" in plain:
+    if not isinstance(plain, str) or not plain or "\0" in plain or not _is_name(plain):
         raise OptionError(
             "this names no file",
             expected="a non-empty string or a path",
-            got=repr(path),
+            got=ascii(path),
         )
     return FilePath(plain)
+
+
+def _is_name(text: str) -> bool:
+    """Return whether the system has bytes for a text: not for half of a character."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _format_of(path: FilePath) -> FileFormat:
@@ -569,8 +601,8 @@ def _format_of(path: FilePath) -> FileFormat:
     return "memmap"
 
 
-def _checked_format(name: str) -> str:
-    if name not in FORMATS:
+def _checked_format(name: Any) -> str:
+    if not isinstance(name, str) or name not in FORMATS:
         raise OptionError(
             "there is no such format",
             expected=nearest(str(name), FORMATS),
@@ -640,7 +672,7 @@ def _identity(file: FilePath) -> tuple[int, int, int] | None:
 def _load_once(  # noqa: PLR0913 - the options of a file
     file: FilePath,
     formats: tuple[str, ...],
-    separator: str | None,
+    separator: Any,
     *,
     device: Device | None = None,
     subpath: Key | Path = (),
@@ -655,6 +687,17 @@ def _load_once(  # noqa: PLR0913 - the options of a file
     classes = _as_classes(cls)
     target = as_device(device)
     is_meta = target is not None and target.type == "meta"
+    if verify and is_meta:
+        raise OptionError(
+            "verify=True compares bytes, and device='meta' reads none",
+            fix="one of both",
+        )
+    if separator is not None and (not isinstance(separator, str) or not separator):
+        raise OptionError(
+            "this separates no names",
+            expected="a non-empty string, or None",
+            got=f"separator={separator!r}",
+        )
     make_bar = _bar_maker() if progress else None
     format = detect(file, formats)
     _check_takes(
@@ -725,18 +768,21 @@ def _as_paths(keys: Any) -> list[Path]:
     """Return the keys and paths that are to be loaded.
 
     Raises:
-        OptionError: it is one key, or one path or two keys.
+        OptionError: it is one key, one path or two keys, or no list at all.
         InvalidKeyError: one of them is no key.
     """
     if isinstance(keys, (str, tuple)):
-        listed = repr(list(keys) if isinstance(keys, tuple) else [keys])
+        shown = shorter(keys)  # as many as there are in a tree
+        listed = shorter(list(keys) if isinstance(keys, tuple) else [keys])
         fix = f"keys={listed}"
         if isinstance(keys, tuple):
-            fix += f" for entries of the tree, keys=[{keys!r}] for one path"
+            fix += f" for entries of the tree, keys=[{shown}] for one path"
         raise OptionError(
-            "keys is a list of keys and paths", got=f"keys={keys!r}", fix=fix
+            "keys is a list of keys and paths", got=f"keys={shown}", fix=fix
         )
-    return [as_path(key) for key in keys]
+    if not isinstance(keys, Iterable):
+        raise OptionError("keys is a list of keys and paths", got=f"keys={keys!r}")
+    return [as_path(key) for key in cast("Iterable[Any]", keys)]
 
 
 def _as_classes(given: Any) -> dict[Path, Any]:

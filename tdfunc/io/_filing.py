@@ -7,7 +7,7 @@ import pickle
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from tdfunc.errors import FormatLimitError, PickleRefusedError
+from tdfunc.errors import FormatLimitError, PickleRefusedError, show_path
 from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels
 from tdfunc.io._naming import (
     META,
@@ -140,18 +140,18 @@ class _Writer:
     def check(self) -> None:
         """Raise if something can not be written."""
         if self._limits:
-            shown = "; ".join([f"{path}: {why}" for path, why in self._limits])
+            shown = [f"{show_path(path)}: {why}" for path, why in self._limits]
             raise FormatLimitError(
                 f"{len(self._limits)} entries can not be written in this format",
                 path=self._limits[0][0],
-                got=shown,
+                got="; ".join(shown),
                 fix="td.drop(path)",
             )
         if self._refused:
             first = self._refused[0]
             if len(self._refused) > 1:
-                paths = ", ".join([repr(error.path) for error in self._refused[1:]])
-                first.what += f", nor have those at {paths}"
+                paths = [show_path(error.path or ()) for error in self._refused[1:]]
+                first.what += f", nor have those at {', '.join(paths)}"
             raise first
 
     def plain(self, node: _Node) -> None:

@@ -449,7 +449,9 @@ def level_at(level: Level, path: Path) -> Level:
         upto = path[: at + 1]
         if here.stack_dim is not None:
             raise PathThroughLeafError(
-                "a lazy stack has no entries of its own", path=path[:at]
+                "a lazy stack has no entries of its own",
+                path=path[:at],
+                fix="load(path, keys=[...]), or load all of it and index",
             )
         entry = here.entries.get(key)
         if entry is None:
@@ -480,11 +482,12 @@ def narrowed(level: Level, paths: Iterable[Path]) -> Level:
     pending = [(level, out, [(path, path) for path in wanted])]
     while pending:
         here, new, wants = pending.pop()
+        by_key: dict[str, list[tuple[Path, Path]]] = {}
+        for rest, whole in wants:
+            by_key.setdefault(rest[0], []).append((rest[1:], whole))
         for key, entry in here.entries.items():
-            if here.stack_dim is not None:
-                mine = wants  # a path has no place for the members
-            else:
-                mine = [(p[1:], whole) for p, whole in wants if p[:1] == (key,)]
+            # A path has no place for the members of a lazy stack.
+            mine = by_key.get(key, []) if here.stack_dim is None else wants
             if not mine and here.stack_dim is None:
                 continue  # a stack keeps its members, if empty
             found.update([whole for rest, whole in mine if not rest])

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from tdfunc.errors import FileFormatError
+from tdfunc.io._system import READ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -191,8 +192,6 @@ def tensors_of(files: Iterable[_FilePlace]) -> list[torch.Tensor]:
     out: list[torch.Tensor] = []
     left, used = memoryview(b""), 0
     frombuffer, opened, close, read = torch.frombuffer, os.open, os.close, os.readv
-    # A pipe that somebody put there must not block.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     for directory, name, dtype, shape in files:
         count = prod(shape)
         size = count * dtype.itemsize
@@ -200,7 +199,7 @@ def tensors_of(files: Iterable[_FilePlace]) -> list[torch.Tensor]:
             out.append(torch.empty(shape, dtype=dtype))
             continue
         try:
-            descriptor = opened(name, flags, dir_fd=directory)
+            descriptor = opened(name, READ, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
                 raise _no_file(directory, name, error) from error

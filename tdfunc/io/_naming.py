@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "BUILDING",
     "META",
     "MOST_DIMS",
     "MOST_META",
@@ -28,6 +29,9 @@ Where: TypeAlias = "tuple[str, ...]"
 
 META: Final = "meta.json"
 SUFFIX: Final = ".memmap"
+
+BUILDING: Final = "%tdfunc-builder"
+"""The directory of a `Builder` in a tree that is not finished."""
 
 OURS: Final = "_tdfunc"
 VERSION: Final = 1

@@ -9,31 +9,32 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
 from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
 from tdfunc.io._atomic import TEMPORARY, new_directory, new_file
 from tdfunc.io._directory import _Walk
+from tdfunc.io._files import as_file
 from tdfunc.io._folder import META, outline_of
 from tdfunc.io._map import write_all
+from tdfunc.io._naming import BUILDING
 from tdfunc.io._options import ReadOptions
+from tdfunc.io._system import DIRECTORY, NEW, READ
 from tdfunc.io._zip import STORED, Writer, is_plain, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     from tdfunc.io._folder import Where
     from tdfunc.io._options import Compression
     from tdfunc.io._zip import Member
+    from tdfunc.typing import FileName
 
 __all__ = ["pack_memmap", "unpack_memmap"]
 
 _ARRAY = ".memmap"
-
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _PIECE = 1 << 20
 # Holes and runs of zeros shorter than this are written.
@@ -45,8 +46,8 @@ _LONGEST_NAME = 255
 
 
 def pack_memmap(
-    directory: str | os.PathLike[str],
-    archive: str | os.PathLike[str],
+    directory: FileName,
+    archive: FileName,
     *,
     compression: Compression | None = None,
     overwrite: bool = False,
@@ -72,7 +73,7 @@ def pack_memmap(
             file, or it changes while it is read.
         FormatLimitError: the names of its files can not be in an archive.
         TargetExistsError: something is at `archive`.
-        OptionError: there is no such compression.
+        OptionError: there is no such compression, or a path is none.
 
     Examples:
         >>> import tempfile
@@ -87,12 +88,12 @@ def pack_memmap(
         ['tree', 'tree.tdz']
     """
     method = method_of(compression)
-    source = Path(directory)
+    source, target = as_file(directory), as_file(archive)
     with _opened_directory(source) as walk:
         files = _files_below(walk, source)
         names = member_names(files)
         with (
-            new_file(Path(archive), overwrite=overwrite, durable=durable) as to,
+            new_file(target, overwrite=overwrite, durable=durable) as to,
             Writer(to) as out,
         ):
             for name, where in zip(names, files, strict=True):
@@ -100,8 +101,8 @@ def pack_memmap(
 
 
 def unpack_memmap(
-    archive: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
+    archive: FileName,
+    directory: FileName,
     *,
     overwrite: bool = False,
     durable: bool = False,
@@ -124,6 +125,7 @@ def unpack_memmap(
             out of the directory or are no names of files, or compressed arrays that
             are not as large as its description says.
         TargetExistsError: something is at `directory`.
+        OptionError: a path is none.
 
     Examples:
         >>> import tempfile
@@ -138,17 +140,18 @@ def unpack_memmap(
         ...     (tree / "meta.json").read_text()
         '{}'
     """
-    descriptor = opened(Path(archive))
+    source, target = as_file(archive), as_file(directory)
+    descriptor = opened(source)
     try:
-        members = Members(descriptor, os.fspath(archive))
+        members = Members(descriptor, str(source))
         _check_unpacked(members)
         with (
-            new_directory(Path(directory), overwrite=overwrite, durable=durable) as to,
-            _Walk(to, os.fspath(directory)) as walk,
+            new_directory(target, overwrite=overwrite, durable=durable) as to,
+            _Walk(to, str(target)) as walk,
         ):
             for where, member in _in_order(members):
                 here = walk.enter(where[:-1], make=True)
-                new = os.open(where[-1], _NEW, 0o666, dir_fd=here)
+                new = os.open(where[-1], NEW, 0o666, dir_fd=here)
                 try:
                     _unpack_file(members, member, new)
                 finally:
@@ -159,9 +162,8 @@ def unpack_memmap(
 
 @contextmanager
 def _opened_directory(directory: Path) -> Generator[_Walk]:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
     try:
-        root = os.open(directory, flags)
+        root = os.open(directory, DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"there is no directory {str(directory)!r}") from error
     try:
@@ -192,6 +194,8 @@ def _files_below(walk: _Walk, root: Path) -> list[Where]:
                         expected="a regular file, with a name that any system takes",
                     )
     if (META,) not in found:
+        if any([where[0] == BUILDING for where in found]):
+            raise FileFormatError(f"{root}: this tree is still being built")
         raise FileFormatError(f"{root / META}: is not there: no saved tree")
     return sorted(found, key=place_of)
 
@@ -201,7 +205,7 @@ def _pack_file(
 ) -> None:
     array = where[-1].endswith(_ARRAY)
     try:
-        descriptor = os.open(where[-1], _READ, dir_fd=walk.enter(where[:-1]))
+        descriptor = os.open(where[-1], READ, dir_fd=walk.enter(where[:-1]))
     except FileNotFoundError as error:
         raise _changes(root, where) from error
     try:

@@ -51,6 +51,7 @@ from tdfunc.io._map import (
     tensors_in,
     write_all,
 )
+from tdfunc.io._system import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -217,7 +218,7 @@ class _Maps:
         self.numbers: dict[int, int | None] = {}
         self.pages: int | None = None
         with suppress(OSError):  # not on this system
-            self.pages = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            self.pages = os.open("/proc/self/pagemap", FILE)
 
     def close(self) -> None:
         """Close what is open."""
@@ -288,7 +289,7 @@ def _differs(one: MappedFile, begin: int, size: int) -> bool:
     start = begin - one.address
     memory: Any = np.asarray(one)
     try:
-        descriptor = os.open(one.path or "", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(one.path or "", FILE)
     except OSError:
         return True
     try:
@@ -340,7 +341,7 @@ def rebuild_referenced(
 
 def _opened(mark: FileMark) -> int:
     try:
-        descriptor = os.open(mark.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(mark.path, FILE)
     except FileNotFoundError as error:
         raise MissingFileError(
             f"a pickled tree refers to {mark.path!r}, which is not there",

@@ -36,6 +36,7 @@ from tdfunc.io._layout import (
     iter_levels,
 )
 from tdfunc.io._map import tensors_in
+from tdfunc.io._system import FILE
 from tdfunc.io._values import from_json, to_json
 
 if TYPE_CHECKING:
@@ -569,8 +570,7 @@ def _opened(path: FilePath) -> tuple[int, int]:
         OSError: the system refuses.
     """
     try:
-        # A pipe would be waited for.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, FILE)
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: there is no such file") from error
     found = os.fstat(descriptor)

@@ -419,6 +419,10 @@ class _Safetensors(OneFile):
         """See `Source.outline`."""
         name = self.name
         metadata, tensors = self._header()
+        if _CHECKSUM not in metadata:
+            # A stranger may note there which version of us it used.
+            notes = [k for k in (_OURS, _PEER) if _is_note(metadata.get(k, ""))]
+            metadata = {k: text for k, text in metadata.items() if k not in notes}
         if not metadata.keys().isdisjoint({_OURS, _CHECKSUM}):
             text = metadata.get(_OURS, "")
             if metadata.get(_CHECKSUM) != _checksum(
@@ -545,6 +549,11 @@ class _Safetensors(OneFile):
         del arrays[len(places) :]
         allow = self.options.allow_pickle
         return outline_of(data.get("levels"), arrays, name, allow_pickle=allow)
+
+
+def _is_note(text: str) -> bool:
+    """Return whether a text can not be what is said of a tree, even if damaged."""
+    return not text.startswith("{") and '":' not in text
 
 
 def _member(whole: Array, member: list[Any], name: str) -> Array:

@@ -63,8 +63,8 @@ def show(path: FileName, *, depth: int | None = None) -> str:
           n       node                   batch_size=[3]
             name  static                 'a'
     """
-    if depth is not None and depth < 1:
-        raise OptionError("depth counts levels", expected="at least 1", got=depth)
+    if depth is not None and (not isinstance(depth, int) or depth < 1):
+        raise OptionError("depth counts levels", expected="at least 1", got=repr(depth))
     file = as_file(path)
     format = detect(file)
     with FORMATS[format].module.open_source(

@@ -10,6 +10,7 @@ import signal
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -606,3 +607,38 @@ def test_a_read_only_directory_is_the_error_of_the_system(tmp_path: Path) -> Non
             save_directory(tmp_path / "x", b"1")
     finally:
         tmp_path.chmod(0o700)
+
+
+@both
+def test_threads_replace_one_directory(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save_directory(path, b"0", overwrite=True)
+
+    def replace(_: int) -> None:
+        for _ in range(50):
+            save_directory(path, b"1", overwrite=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(replace, range(4)))
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_directory_that_is_replaced_while_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    save_directory(path, b"0", overwrite=True)
+    look = _atomic._is_empty
+
+    def replaced(directory: int) -> bool:
+        monkeypatch.setattr(_atomic, "_is_empty", look)
+        path.rename(tmp_path / "old")
+        (tmp_path / "old" / "meta.json").unlink()
+        (tmp_path / "old" / "left").touch()
+        save_directory(path, b"1", overwrite=True)
+        return look(directory)
+
+    monkeypatch.setattr(_atomic, "_is_empty", replaced)
+    save_directory(path, b"2", overwrite=True)
+
+    assert b"2" in content(path).values()

@@ -770,3 +770,27 @@ class TestFuzz:
                 load(saved)
         finally:
             file.write_bytes(raw)
+
+
+def test_copies_of_one_tensor_leave_no_descriptor_when_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = ramp(3)
+    TensorDict({"a": x, "b": x}).save(tmp_path / "x")
+    one = tmp_path / "x" / "b.memmap"
+    raw = one.read_bytes()
+    one.unlink()
+    one.write_bytes(raw)  # a copy, and no hard link
+    found = _directory._Files.found
+
+    def gone(self: Any, place: Any) -> int:
+        if place.name == "b.memmap":
+            raise self.gone(place)
+        return found(self, place)
+
+    monkeypatch.setattr(_directory._Files, "found", gone)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(FileFormatError, match="is gone"):
+        load(tmp_path / "x")
+
+    assert len([*Path("/proc/self/fd").iterdir()]) == before

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,11 +30,13 @@ from tdfunc.errors import (
     PickleRefusedError,
     StructureError,
     TargetExistsError,
+    TdfuncError,
 )
 from tdfunc.io import _files
 from tdfunc.io._options import WriteOptions
 from tdfunc.testing import assert_equal, assert_valid
 from tests.cases import CASES, ROW_CASES, Case, bytes_of, fingerprint, leaves_of, ramp
+from tests.io import children
 
 FORMATS: dict[str, Any] = {
     "memmap": "saved",
@@ -348,6 +351,61 @@ def test_what_is_no_tree_is_never_replaced(format: Any, tmp_path: Path) -> None:
     assert (path / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize("format", ["archive", "consolidated", "safetensors"])
+def test_pipes_and_devices_are_never_replaced(format: Any, tmp_path: Path) -> None:
+    path = tmp_path / FORMATS[format]
+    os.mkfifo(path)
+
+    with pytest.raises(TargetExistsError, match="a pipe, a socket or a device"):
+        saved(tree(), tmp_path, format, overwrite=True)
+
+    assert path.is_fifo()
+    assert [path] == [*tmp_path.iterdir()]
+
+
+@every_format
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_root_is_never_replaced(format: Any, overwrite: Any) -> None:
+    with pytest.raises(TargetExistsError, match="the root of all files"):
+        tree().save("/", format=format, overwrite=overwrite)
+
+
+def test_a_tree_that_is_being_built_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with tdfunc.memmap_like(TensorDict({"x": ramp(3)}, 3), path):
+        for overwrite in (False, True):
+            match = "being built" if overwrite else "overwrite=True"
+            with pytest.raises(TargetExistsError, match=match):
+                tree().save(path, overwrite=overwrite)
+        with pytest.raises(FileFormatError, match="being built"):
+            tdfunc.pack_memmap(path, tmp_path / "x.tdz")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b", b"a", 3, None])
+def test_what_names_no_file(path: Any, tmp_path: Path) -> None:
+    td, there = TensorDict({"x": ramp(3)}, 3), tmp_path / "there"
+    calls: list[Any] = [
+        lambda: td.save(path),
+        lambda: td.save_async(path),
+        lambda: td.memmap(path),
+        lambda: tdfunc.load(path),
+        lambda: tdfunc.load_memmap(path),
+        lambda: tdfunc.load_safetensors(path),
+        lambda: tdfunc.from_consolidated(path),
+        lambda: tdfunc.memmap_like(td, path),
+        lambda: tdfunc.append_memmap(path, td),
+        lambda: tdfunc.pack_memmap(path, there),
+        lambda: tdfunc.pack_memmap(there, path),
+        lambda: tdfunc.unpack_memmap(path, there),
+        lambda: tdfunc.unpack_memmap(there, path),
+        lambda: tdfunc.io.show(path),
+    ]
+    for call in calls:
+        with pytest.raises(OptionError, match="this names no file") as caught:
+            call()
+        assert str(caught.value).isascii()
+
+
 @every_format
 def test_durable_saves_are_the_same(format: Any, tmp_path: Path) -> None:
     assert_equal(tdfunc.load(saved(tree(), tmp_path, format, durable=True)), tree())
@@ -486,6 +544,9 @@ def test_keys_of_a_lazy_stack_are_those_of_its_members(
         ({"cls": Inner}, FieldError, ["Inner"]),
         ({"cls": {"z": Inner}}, StructureError, ["x"]),
         ({"format": "npz"}, OptionError, ["'npz'", "memmap"]),
+        ({"format": ["npz"]}, OptionError, ["['npz']", "memmap"]),
+        ({"keys": 3}, OptionError, ["a list", "keys=3"]),
+        ({"verify": True, "device": "meta"}, OptionError, ["reads none"]),
         ({"separator": "."}, OptionError, ["'memmap'", "'safetensors'", "'.'"]),
         ({"verify": True}, OptionError, ["'memmap'", "'archive'", "verify=True"]),
     ],
@@ -561,6 +622,30 @@ def test_separator_is_for_foreign_safetensors(tmp_path: Path) -> None:
     assert torch.equal(nested["0", "weight"], net.state_dict()["0.weight"])
     other = tdfunc.load_safetensors(tmp_path / "net.safetensors", separator=".")
     assert_equal(other, nested)
+
+
+@pytest.mark.parametrize("separator", ["", 3, b"."])
+@pytest.mark.parametrize("format", ["memmap", "safetensors"])
+def test_what_separates_no_names(separator: Any, format: Any, tmp_path: Path) -> None:
+    path = saved(tree(), tmp_path, format)
+
+    with pytest.raises(OptionError, match="this separates no names"):
+        tdfunc.load(path, separator=separator)
+
+
+def test_many_keys_of_many(tmp_path: Path) -> None:
+    td = TensorDict({f"x{i}": torch.tensor(i) for i in range(10_000)})
+    path = saved(td, tmp_path, "consolidated")
+
+    began = time.process_time()
+    few = tdfunc.load(path, keys=list(td.keys()[1:]))
+
+    # Every key looked for among all took ten times as long.
+    assert time.process_time() - began < 5
+    assert few.keys() == td.keys()[1:]
+    with pytest.raises(OptionError) as caught:
+        tdfunc.load(path, keys=td.keys())
+    assert len(str(caught.value)) < 500
 
 
 def test_checksums_are_compared_on_request(tmp_path: Path) -> None:
@@ -793,6 +878,67 @@ def held(monkeypatch: pytest.MonkeyPatch, format: Any) -> threading.Event:
     return gate
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
+def test_saves_in_place_keep_their_order(
+    before: Any, after: Any, exists: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    if exists:
+        tree().save(path)
+    several = {f"x{i}": torch.zeros(100_000) for i in range(20)}
+
+    futures = [
+        TensorDict({**several, "at": torch.tensor(i)}).save_async(
+            path, overwrite=True, atomic=atomic
+        )
+        for i, atomic in enumerate([before, after, True])
+    ]
+
+    for future in futures:
+        future.result(30)
+    assert tdfunc.load(path)["at"] == 2
+    assert [path] == [*tmp_path.iterdir()]
+    assert {} == _files._PENDING.last
+
+
+def test_a_thread_that_can_not_start_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            tree().save_async(tmp_path / "x")
+
+    assert {} == _files._PENDING.last
+    tree().save_async(tmp_path / "x").result(10)
+    assert_equal(tdfunc.load(tmp_path / "x"), tree())
+
+
+def test_a_forked_process_waits_for_no_save_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = held(monkeypatch, "consolidated")
+    path = tmp_path / "x"
+    future = TensorDict(x=torch.tensor(0)).save_async(path, format="consolidated")
+
+    def save_too() -> None:
+        gate.set()
+        td = TensorDict(x=torch.tensor(1))
+        td.save_async(path, format="consolidated", overwrite=True).result(10)
+
+    assert children.end(children.start(save_too)) == 0
+
+    assert tdfunc.load(path)["x"] == 1
+    gate.set()
+    with pytest.raises(TargetExistsError):
+        future.result(10)
+
+
 LAST_WORDS = """
 import sys, torch, tdfunc
 big = tdfunc.TensorDict({f"x{i}": torch.arange(1_000_000) for i in range(8)})
@@ -929,3 +1075,37 @@ def test_broken_files_give_a_tree_or_an_error(
             assert path.name in str(error)  # noqa: PT017 - one of many files
         else:
             assert_valid(out)
+
+
+ELSEWHERE = """
+import os, sys
+import torch
+for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY"):
+    delattr(os, name)
+del os.register_at_fork
+sys.modules["fcntl"] = None
+import tdfunc
+tdfunc.TensorDict(x=torch.ones(2)).save(sys.argv[1])
+assert tdfunc.load(sys.argv[1])["x"].sum() == 2
+"""
+
+
+def test_a_system_without_locks_and_flags(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "x")]
+    subprocess.run(command, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("cls", [OptionError, MissingFileError, TargetExistsError])
+def test_errors_show_what_they_say(cls: type[TdfuncError]) -> None:
+    error = cls("it is so", fix="this")
+
+    assert repr(error) == f"{cls.__name__}('it is so')"
+
+
+def test_values_that_can_not_be_pickled_are_named(tmp_path: Path) -> None:
+    td = TensorDict({"n": {"a": lambda: 0, "b": lambda: 1}})
+
+    with pytest.raises(FormatLimitError, match=r"td\['n', 'b'\]: it can not"):
+        td.save(tmp_path / "x", allow_pickle=True)
+    with pytest.raises(PickleRefusedError, match=r"nor have those at td\['n', 'b'\]"):
+        td.save(tmp_path / "x")

@@ -275,6 +275,15 @@ class TestForeignFiles:
         assert got.batch_size == ()
         assert alike(got.to_dict(), tensors)
 
+    @pytest.mark.parametrize("member", ["tdfunc", "tensordict"])
+    @pytest.mark.parametrize("text", ["", "0.15.3", "made with it", "[]", "yes"])
+    def test_notes_of_versions_are_no_records(
+        self, path: FilePath, member: str, text: str
+    ):
+        save_file({"a.b": ramp(3)}, path, metadata={member: text, "format": "pt"})
+
+        assert load(path, separator=".")["a", "b"].equal(ramp(3))
+
     def test_names_split_at_a_separator_are_paths(self, path: FilePath):
         tensors = {"a.b": ramp(2), "a.c.d": ramp(3, 2), "e": ramp(0), "f..g": ramp(1)}
         save_file(tensors, path)

@@ -122,6 +122,9 @@ def test_depth_leaves_out_what_is_below(tmp_path: Path) -> None:
     assert any(line.endswith("... 3 members, 36 B") for line in two)
     with pytest.raises(OptionError, match="at least 1"):
         show(tmp_path / "x", depth=0)
+    wrong: Any = "1"
+    with pytest.raises(OptionError, match="got '1'"):
+        show(tmp_path / "x", depth=wrong)
 
 
 def test_jagged_tensors(tmp_path: Path) -> None:
