@@ -52,7 +52,7 @@ from tdfunc.errors import (
     TargetExistsError,
     show_path,
 )
-from tdfunc.io._atomic import _sync_tree, new_directory, remove_tree
+from tdfunc.io._atomic import _sync_tree, named_after, new_directory, remove_tree
 from tdfunc.io._directory import _DIRECTORY, BUILDING, _Walk
 from tdfunc.io._files import as_file, reopened
 from tdfunc.io._filing import files_of
@@ -157,15 +157,16 @@ def memmap_like(
         )
     file = as_file(path)
     plan = _Plan(like, batch_size)
-    if resume:
-        with suppress(MissingFileError):
-            return _resumed(plan, file, durable=durable)
-        # Another process may do the same at this moment.
-        with suppress(TargetExistsError):
-            _create(plan, file, overwrite=False, durable=durable)
-    else:
-        _create(plan, file, overwrite=overwrite, durable=durable)
-    return _resumed(plan, file, durable=durable)
+    with named_after(file):
+        if resume:
+            with suppress(MissingFileError):
+                return _resumed(plan, file, durable=durable)
+            # Another process may do the same at this moment.
+            with suppress(TargetExistsError):
+                _create(plan, file, overwrite=False, durable=durable)
+        else:
+            _create(plan, file, overwrite=overwrite, durable=durable)
+        return _resumed(plan, file, durable=durable)
 
 
 class Builder:
@@ -269,7 +270,7 @@ class Builder:
         ]
         if not len(runs):
             return
-        with self._lock:
+        with named_after(self.path), self._lock:
             self._check_open()
             self._check_unfinished()
             if overlap(self._flushed, runs):
@@ -308,7 +309,7 @@ class Builder:
             OptionError: the builder is closed, or the tree is finished.
             OSError: the system refuses.
         """
-        with self._lock:
+        with named_after(self.path), self._lock:
             self._check_open()
             self._check_unfinished()
             self._flush()
@@ -358,7 +359,7 @@ class Builder:
         return as_ranges(self._missing())
 
     def _missing(self) -> Spans:
-        with self._lock:
+        with named_after(self.path), self._lock:
             self._check_open()
             self._check_unfinished()
             events = _read_logs(self._record, str(self.path))
@@ -390,7 +391,7 @@ class Builder:
             FileFormatError: a log is broken.
             OSError: the system refuses.
         """
-        with self._lock, _locked(self._record):
+        with named_after(self.path), self._lock, _locked(self._record):
             self._check_open()
             self._check_unfinished()
             self._flush()
@@ -436,7 +437,7 @@ class Builder:
         Raises:
             OSError: the system refuses to flush.
         """
-        with self._lock:
+        with named_after(self.path), self._lock:
             if self._closed:
                 return
             try:

@@ -29,6 +29,7 @@ from tdfunc.errors import (
     nearest,
 )
 from tdfunc.io import _archive, _consolidated, _directory, _safetensors
+from tdfunc.io._atomic import named_after
 from tdfunc.io._layout import (
     Level,
     iter_arrays,
@@ -618,7 +619,10 @@ def _load(
     for left in reversed(range(_TRIES)):
         before = _identity(file)
         try:
-            return _load_once(file, formats, separator, keys=keys, cls=cls, **options)
+            with named_after(file):
+                return _load_once(
+                    file, formats, separator, keys=keys, cls=cls, **options
+                )
         except (FileFormatError, FileNotFoundError):
             if not left or _identity(file) in (before, None):
                 raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
 from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
-from tdfunc.io._atomic import TEMPORARY, new_directory, new_file
+from tdfunc.io._atomic import TEMPORARY, named_after, new_directory, new_file
 from tdfunc.io._directory import _Walk
 from tdfunc.io._folder import META, outline_of
 from tdfunc.io._map import write_all
@@ -88,7 +88,7 @@ def pack_memmap(
     """
     method = method_of(compression)
     source = Path(directory)
-    with _opened_directory(source) as walk:
+    with named_after(source), _opened_directory(source) as walk:
         files = _files_below(walk, source)
         names = member_names(files)
         with (
@@ -140,8 +140,9 @@ def unpack_memmap(
     """
     descriptor = opened(Path(archive))
     try:
-        members = Members(descriptor, os.fspath(archive))
-        _check_unpacked(members)
+        with named_after(Path(archive)):
+            members = Members(descriptor, os.fspath(archive))
+            _check_unpacked(members)
         with (
             new_directory(Path(directory), overwrite=overwrite, durable=durable) as to,
             _Walk(to, os.fspath(directory)) as walk,
@@ -199,43 +200,46 @@ def _files_below(walk: _Walk, root: Path) -> list[Where]:
 def _pack_file(
     out: Writer, name: bytes, walk: _Walk, root: Path, where: Where, method: int
 ) -> None:
-    array = where[-1].endswith(_ARRAY)
+    array, file = where[-1].endswith(_ARRAY), root.joinpath(*where)
     try:
-        descriptor = os.open(where[-1], _READ, dir_fd=walk.enter(where[:-1]))
+        with named_after(file):
+            descriptor = os.open(where[-1], _READ, dir_fd=walk.enter(where[:-1]))
     except FileNotFoundError as error:
-        raise _changes(root, where) from error
+        raise _changes(file) from error
     try:
         size = os.fstat(descriptor).st_size
         if size > _PIECE or (array and method != STORED):
-            found = _pieces_of(descriptor, size)
+            found = _pieces_of(descriptor, size, file)
             out.stream(name, found, size, method if array else STORED)
             return
-        data = os.pread(descriptor, size, 0)
+        with named_after(file):
+            data = os.pread(descriptor, size, 0)
         if len(data) < size:
-            raise _changes(root, where)
+            raise _changes(file)
         out.store(name, data, align=array)
     finally:
         os.close(descriptor)
 
 
-def _changes(root: Path, where: Where) -> FileFormatError:
-    return FileFormatError(f"{root.joinpath(*where)}: changes while it is read")
+def _changes(file: Path) -> FileFormatError:
+    return FileFormatError(f"{file}: changes while it is read")
 
 
-def _pieces_of(descriptor: int, size: int) -> Iterator[bytes | int]:
+def _pieces_of(descriptor: int, size: int, file: Path) -> Iterator[bytes | int]:
     """Yield the bytes of a file, and the lengths of its holes."""
     at = 0
-    while at < size:
-        data, end = _next_data(descriptor, at, size)
-        if data - at >= _HOLE:
-            yield data - at
-            at = data
-        while at < end:
-            piece = os.pread(descriptor, min(_PIECE, end - at), at)
-            if not piece:
-                return
-            yield piece
-            at += len(piece)
+    with named_after(file):
+        while at < size:
+            data, end = _next_data(descriptor, at, size)
+            if data - at >= _HOLE:
+                yield data - at
+                at = data
+            while at < end:
+                piece = os.pread(descriptor, min(_PIECE, end - at), at)
+                if not piece:
+                    return
+                yield piece
+                at += len(piece)
 
 
 def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
@@ -297,9 +301,14 @@ def _in_order(members: Members) -> list[tuple[Where, Member]]:
     return sorted(found, key=lambda file: place_of(file[0]))
 
 
+def _pieces_in(members: Members, member: Member) -> Iterator[bytes]:
+    with named_after(Path(members.name)):
+        yield from pieces(members.descriptor, member, members.name)
+
+
 def _unpack_file(members: Members, member: Member, to: int) -> None:
     hole = False
-    for piece in pieces(members.descriptor, member, members.name):
+    for piece in _pieces_in(members, member):
         hole = len(piece) >= _HOLE and piece == _ZEROS[: len(piece)]
         if hole:
             os.lseek(to, len(piece), os.SEEK_CUR)
