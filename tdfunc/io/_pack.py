@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
 from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
 from tdfunc.io._atomic import TEMPORARY, named_after, new_directory, new_file
-from tdfunc.io._directory import _Walk
+from tdfunc.io._directory import _Files, _Place, _Walk
 from tdfunc.io._folder import META, outline_of
 from tdfunc.io._map import write_all
 from tdfunc.io._options import ReadOptions
@@ -55,7 +55,9 @@ def pack_memmap(
     """Pack the directory of a saved tree into one archive, byte for byte.
 
     No tensor is built: files are copied piece by piece, whatever they hold, and holes
-    of sparse files stay holes. `unpack_memmap` gives the same files back.
+    of sparse files stay holes. `unpack_memmap` gives the same files back. Only what
+    lies behind the end of a tensor, of an append that was killed or of a larger tensor
+    that the peer wrote over, is left out: in an archive it would be an error.
 
     Args:
         directory: a directory that holds a saved tree.
@@ -91,12 +93,15 @@ def pack_memmap(
     with named_after(source), _opened_directory(source) as walk:
         files = _files_below(walk, source)
         names = member_names(files)
+        told = _Told.of(walk, source)
         with (
             new_file(Path(archive), overwrite=overwrite, durable=durable) as to,
             Writer(to) as out,
         ):
             for name, where in zip(names, files, strict=True):
-                _pack_file(out, name, walk, source, where, method)
+                _pack_file(
+                    out, name, walk, source, where, method, told.sizes.get(where)
+                )
 
 
 def unpack_memmap(
@@ -197,8 +202,42 @@ def _files_below(walk: _Walk, root: Path) -> list[Where]:
     return sorted(found, key=place_of)
 
 
-def _pack_file(
-    out: Writer, name: bytes, walk: _Walk, root: Path, where: Where, method: int
+class _Told(_Files):
+    """What a directory says of the files of its tensors.
+
+    Attributes:
+        sizes: how many bytes of each belong to a tensor, by where it is.
+    """
+
+    def __init__(self, walk: _Walk, name: str) -> None:
+        super().__init__(walk, name)
+        self.sizes: dict[Where, int] = {}
+
+    @classmethod
+    def of(cls, walk: _Walk, root: Path) -> _Told:
+        """Look at all; of what is no tree nothing is told."""
+        told = cls(walk, str(root))
+        try:
+            outline_of(told, ReadOptions(allow_pickle=None))
+        except FileFormatError:
+            told.sizes.clear()
+        return told
+
+    def locate(self, where: Where, nbytes: int) -> _Place | None:
+        place = super().locate(where, nbytes)
+        if place is not None:
+            self.sizes[where] = max(nbytes, self.sizes.get(where, 0))
+        return place
+
+
+def _pack_file(  # noqa: PLR0917 - both sides of a copy
+    out: Writer,
+    name: bytes,
+    walk: _Walk,
+    root: Path,
+    where: Where,
+    method: int,
+    told: int | None,
 ) -> None:
     array, file = where[-1].endswith(_ARRAY), root.joinpath(*where)
     try:
@@ -208,6 +247,7 @@ def _pack_file(
         raise _changes(file) from error
     try:
         size = os.fstat(descriptor).st_size
+        size = size if told is None else min(size, told)
         if size > _PIECE or (array and method != STORED):
             found = _pieces_of(descriptor, size, file)
             out.stream(name, found, size, method if array else STORED)

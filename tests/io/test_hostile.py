@@ -249,7 +249,8 @@ def test_nothing_is_unpickled_that_nobody_asked_for(
     path = saved(td, tmp_path, format, allow_pickle=True)
     before = content(tmp_path)
 
-    for options in ({}, {"device": "meta"}, {"keys": ["n"]}, {"subpath": "n"}):
+    ways: list[Any] = [{}, {"device": "meta"}, {"keys": ["n"]}, {"subpath": "n"}]
+    for options in ways:
         with pytest.raises(PickleRefusedError) as error:
             tdfunc.load(path, **options)
         assert path.name in str(error.value) or "'n'" in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_jagged_tensors_keep_their_parts_apart():
         [torch.ones(2), torch.ones(3)], layout=torch.jagged, requires_grad=True
     )
     td = TensorDict({str(i): x * i for i in range(30)}, 2)
-    entries = levels_of(td).entries
+    entries: dict[str, Any] = {**levels_of(td).entries}
     assert all(entry.values.tensor[0] == int(key) for key, entry in entries.items())
     assert len({id(entry.offsets) for entry in entries.values()}) == 1
 
