@@ -169,6 +169,7 @@ def test_lazy_stacks_come_back(format: Any, tmp_path: Path) -> None:
 
 @every_format
 def test_statics_keep_value_and_type(format: Any, tmp_path: Path) -> None:
+    """B76."""
     values = {
         "int": 1,
         "none": None,
@@ -229,6 +230,7 @@ def test_records_are_plain_until_asked_for(format: Any, tmp_path: Path) -> None:
 
 @every_format
 def test_writes_never_reach_the_file(format: Any, tmp_path: Path) -> None:
+    """B71."""
     path = saved(big(), tmp_path, format)
     before = contents(path)
 
@@ -246,6 +248,7 @@ def test_writes_never_reach_the_file(format: Any, tmp_path: Path) -> None:
 def test_saving_onto_the_files_that_are_mapped(
     format: Any, count: int, tmp_path: Path
 ) -> None:
+    """B73; killed half way is a law of its own, in `test_hostile`."""
     path = saved(TensorDict(x=torch.arange(count)), tmp_path, format)
     td = tdfunc.load(path)
 
@@ -270,6 +273,7 @@ def test_saving_onto_the_mapped_directory_in_place(count: int, tmp_path: Path) -
 
 @every_format
 def test_index_of_an_index(format: Any, tmp_path: Path) -> None:
+    """B79."""
     whole = ramp(1000, 2, 30)
     td = tdfunc.load(saved(TensorDict({"x": whole}, [1000, 2]), tmp_path, format))
 
@@ -304,7 +308,8 @@ for format, path in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors")
-def test_b77_10_000_leaves_with_256_descriptors(tmp_path: Path) -> None:
+def test_10_000_leaves_with_256_descriptors(tmp_path: Path) -> None:
+    """B77, and 100 small trees that are kept."""
     pairs = [[format, str(tmp_path / name)] for format, name in FORMATS.items()]
     arguments = [argument for pair in pairs for argument in pair]
 

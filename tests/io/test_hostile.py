@@ -286,8 +286,8 @@ NAMES += ["\U0001f600" * 200, "\u202e", "\n", " ", "~", "-rf", "*"]
 
 @every_format
 @pytest.mark.parametrize("atomic", [True, False])
-def test_b70_keys_are_no_paths(format: str, tmp_path: Path, *, atomic: bool) -> None:
-    """Slashes, dots, cases, forms of a character, 300 of them: nothing leads out."""
+def test_keys_are_no_paths(format: str, tmp_path: Path, *, atomic: bool) -> None:
+    """B70: slashes, dots, cases, forms of a character, 300 of them: nothing leads out."""
     flat: dict[str, Any] = {key: torch.full((2,), i) for i, key in enumerate(NAMES)}
     td = TensorDict({**flat, "n": flat, "p": {"a": {"b": ramp(2)}, "a/b": ramp(2)}}, 2)
     (tmp_path / "in").mkdir()
