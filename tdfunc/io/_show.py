@@ -58,10 +58,10 @@ def show(path: FileName, *, depth: int | None = None) -> str:
         ...     td.save(f"{folder}/td.tdz")
         ...     print(show(f"{folder}/td.tdz"))
         td.tdz  archive, 1 tensor of 24 B
-        tree      node                  batch_size=[3]
+        tree      node                   batch_size=[3]
           x       float32  [3, 2]  24 B
-          n       node                  batch_size=[3]
-            name  static                'a'
+          n       node                   batch_size=[3]
+            name  static                 'a'
     """
     if depth is not None and depth < 1:
         raise OptionError("depth counts levels", expected="at least 1", got=depth)
