@@ -24,7 +24,7 @@ from tdfunc.errors import (
     StructureError,
     show_path,
 )
-from tdfunc.io._atomic import new_directory
+from tdfunc.io._atomic import named_after, new_directory
 from tdfunc.io._directory import _Walk, open_source
 from tdfunc.io._files import as_file
 from tdfunc.io._filing import files_of
@@ -114,6 +114,7 @@ def append_memmap(
         )
     part = levels_of(td)
     with (
+        named_after(file),
         _held(file) as root,
         _in_place(file, root),
         open_source(file, ReadOptions(allow_pickle)) as source,

@@ -31,7 +31,7 @@ from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ, lock, unlock
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ["new_directory", "new_file", "remove_tree"]
+__all__ = ["named_after", "new_directory", "new_file", "remove_tree"]
 
 # How names of unfinished files and directories begin, as the peer's do.
 TEMPORARY = ".tdtmp-"
@@ -46,6 +46,32 @@ _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _MOMENT = 60.0
 # Seconds to wait for other writers of a directory.
 _PATIENCE = 10.0
+
+
+@contextmanager
+def named_after(path: Path | str) -> Generator[None]:
+    """Have the system's errors of a block name a file, as the calls by path do.
+
+    What is done to a descriptor, or below one, does not tell whose it is, and an
+    unfinished file has a name that nobody knows.
+    """
+    try:
+        yield
+    except OSError as error:
+        # Errors of ours have no number, and name their file.
+        if error.errno is not None and not _says(error.filename, path):
+            error.filename = os.path.abspath(path)  # noqa: PTH100 - no links resolved
+            if error.filename2 is not None:
+                del error.filename2
+        raise
+
+
+def _says(name: object, path: Path | str) -> bool:
+    """Return whether a name in an error is a path that leads there from here."""
+    if not isinstance(name, (str, bytes)):
+        return False
+    plain = os.fsdecode(name)
+    return os.path.isabs(plain) or plain.startswith(str(path))  # noqa: PTH117
 
 
 @contextmanager
@@ -71,7 +97,7 @@ def new_file(path: Path, *, overwrite: bool, durable: bool) -> Generator[int]:
         OSError: the system refuses.
     """
     target = _target(path)
-    with _parent_of(target) as parent:
+    with named_after(target), _parent_of(target) as parent:
         mode = _may_be_file(parent, target, overwrite=overwrite)
         name, descriptor = _made(parent, target.name, directory=False)
         try:
@@ -126,7 +152,7 @@ def new_directory(
         OSError: the system refuses; ESTALE if `held` is not at `path` any more.
     """
     target = _target(path)
-    with _parent_of(target) as parent:
+    with named_after(target), _parent_of(target) as parent:
         old = _may_be_directory(parent, target, overwrite=overwrite)
         if atomic:
             name, descriptor = _made(parent, target.name, directory=True)

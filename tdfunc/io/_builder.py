@@ -51,7 +51,7 @@ from tdfunc.errors import (
     TargetExistsError,
     show_path,
 )
-from tdfunc.io._atomic import _sync_tree, new_directory, remove_tree
+from tdfunc.io._atomic import _sync_tree, named_after, new_directory, remove_tree
 from tdfunc.io._directory import _Walk
 from tdfunc.io._files import as_file, reopened
 from tdfunc.io._filing import files_of
@@ -155,15 +155,16 @@ def memmap_like(
         )
     file = as_file(path)
     plan = _Plan(like, batch_size)
-    if resume:
-        with suppress(MissingFileError):
-            return _resumed(plan, file, durable=durable)
-        # Another process may do the same at this moment.
-        with suppress(TargetExistsError):
-            _create(plan, file, overwrite=False, durable=durable)
-    else:
-        _create(plan, file, overwrite=overwrite, durable=durable)
-    return _resumed(plan, file, durable=durable)
+    with named_after(file):
+        if resume:
+            with suppress(MissingFileError):
+                return _resumed(plan, file, durable=durable)
+            # Another process may do the same at this moment.
+            with suppress(TargetExistsError):
+                _create(plan, file, overwrite=False, durable=durable)
+        else:
+            _create(plan, file, overwrite=overwrite, durable=durable)
+        return _resumed(plan, file, durable=durable)
 
 
 class Builder:
@@ -267,7 +268,7 @@ class Builder:
         ]
         if not len(runs):
             return
-        with self._lock:
+        with named_after(self.path), self._lock:
             self._check_open()
             self._check_unfinished()
             if overlap(self._flushed, runs):
@@ -306,7 +307,7 @@ class Builder:
             OptionError: the builder is closed, or the tree is finished.
             OSError: the system refuses.
         """
-        with self._lock:
+        with named_after(self.path), self._lock:
             self._check_open()
             self._check_unfinished()
             self._flush()
@@ -356,7 +357,7 @@ class Builder:
         return as_ranges(self._missing())
 
     def _missing(self) -> Spans:
-        with self._lock:
+        with named_after(self.path), self._lock:
             self._check_open()
             self._check_unfinished()
             events = _read_logs(self._record, str(self.path))
@@ -388,7 +389,7 @@ class Builder:
             FileFormatError: a log is broken.
             OSError: the system refuses.
         """
-        with self._lock, _locked(self._record):
+        with named_after(self.path), self._lock, _locked(self._record):
             self._check_open()
             self._check_unfinished()
             self._flush()
@@ -434,7 +435,7 @@ class Builder:
         Raises:
             OSError: the system refuses to flush.
         """
-        with self._lock:
+        with named_after(self.path), self._lock:
             if self._closed:
                 return
             try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from reprlib import repr as shorter
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -30,6 +30,7 @@ from tdfunc.errors import (
     nearest,
 )
 from tdfunc.io import _archive, _consolidated, _directory, _safetensors
+from tdfunc.io._atomic import named_after
 from tdfunc.io._layout import (
     Level,
     iter_arrays,
@@ -67,6 +68,9 @@ __all__ = [
     "save_async",
     "save_safetensors",
 ]
+
+
+_T = TypeVar("_T")
 
 
 class _Module(Protocol):
@@ -281,9 +285,14 @@ def memmap(td: NodeT, path: FileName, **options: Unpack[SaveOptions]) -> NodeT:
 
 def reopened(td: Any, file: FilePath, name: str, pickles: bool = False) -> Any:  # noqa: FBT001, FBT002
     """Return the tree in a file that holds one like `td`, with its record classes."""
-    with FORMATS[name].module.open_source(file, ReadOptions(pickles)) as source:
-        level = source.outline()
-        source.read([array for _, array in iter_arrays(level)])
+
+    def read() -> Level:
+        with FORMATS[name].module.open_source(file, ReadOptions(pickles)) as source:
+            level = source.outline()
+            source.read([array for _, array in iter_arrays(level)])
+        return level
+
+    level = steady(file, read)
     classes = _classes_of(td, level)
 
     def made(here: Level, node: Any) -> Any:
@@ -643,14 +652,24 @@ def _load(
     cls: RecordClasses | None = None,
     **options: Any,
 ) -> Any:
-    """Load a tree; once more if it was replaced by another one meanwhile."""
+    """Load a tree, whole or in parts."""
     file = as_file(path)
     if isinstance(keys, Iterator):
         keys = list(keys)
+
+    def read() -> Any:
+        return _load_once(file, formats, separator, keys=keys, cls=cls, **options)
+
+    return steady(file, read)
+
+
+def steady(file: FilePath, read: Callable[[], _T]) -> _T:
+    """Read from a file; once more if it was replaced by another one meanwhile."""
     for left in reversed(range(_TRIES)):
         before = _identity(file)
         try:
-            return _load_once(file, formats, separator, keys=keys, cls=cls, **options)
+            with named_after(file):
+                return read()
         except (FileFormatError, FileNotFoundError):
             if not left or _identity(file) in (before, None):
                 raise

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
 from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
-from tdfunc.io._atomic import TEMPORARY, new_directory, new_file
-from tdfunc.io._directory import _Walk
+from tdfunc.io._atomic import TEMPORARY, named_after, new_directory, new_file
+from tdfunc.io._directory import _Files, _Place, _Walk
 from tdfunc.io._files import as_file
 from tdfunc.io._folder import META, outline_of
 from tdfunc.io._map import write_all
@@ -56,7 +56,9 @@ def pack_memmap(
     """Pack the directory of a saved tree into one archive, byte for byte.
 
     No tensor is built: files are copied piece by piece, whatever they hold, and holes
-    of sparse files stay holes. `unpack_memmap` gives the same files back.
+    of sparse files stay holes. `unpack_memmap` gives the same files back. Only what
+    lies behind the end of a tensor, of an append that was killed or of a larger tensor
+    that the peer wrote over, is left out: in an archive it would be an error.
 
     Args:
         directory: a directory that holds a saved tree.
@@ -89,15 +91,18 @@ def pack_memmap(
     """
     method = method_of(compression)
     source, target = as_file(directory), as_file(archive)
-    with _opened_directory(source) as walk:
+    with named_after(source), _opened_directory(source) as walk:
         files = _files_below(walk, source)
         names = member_names(files)
+        told = _Told.of(walk, source)
         with (
             new_file(target, overwrite=overwrite, durable=durable) as to,
             Writer(to) as out,
         ):
             for name, where in zip(names, files, strict=True):
-                _pack_file(out, name, walk, source, where, method)
+                _pack_file(
+                    out, name, walk, source, where, method, told.sizes.get(where)
+                )
 
 
 def unpack_memmap(
@@ -143,8 +148,9 @@ def unpack_memmap(
     source, target = as_file(archive), as_file(directory)
     descriptor = opened(source)
     try:
-        members = Members(descriptor, str(source))
-        _check_unpacked(members)
+        with named_after(source):
+            members = Members(descriptor, str(source))
+            _check_unpacked(members)
         with (
             new_directory(target, overwrite=overwrite, durable=durable) as to,
             _Walk(to, str(target)) as walk,
@@ -200,46 +206,85 @@ def _files_below(walk: _Walk, root: Path) -> list[Where]:
     return sorted(found, key=place_of)
 
 
-def _pack_file(
-    out: Writer, name: bytes, walk: _Walk, root: Path, where: Where, method: int
+class _Told(_Files):
+    """What a directory says of the files of its tensors.
+
+    Attributes:
+        sizes: how many bytes of each belong to a tensor, by where it is.
+    """
+
+    def __init__(self, walk: _Walk, name: str) -> None:
+        super().__init__(walk, name)
+        self.sizes: dict[Where, int] = {}
+
+    @classmethod
+    def of(cls, walk: _Walk, root: Path) -> _Told:
+        """Look at all; of what is no tree nothing is told."""
+        told = cls(walk, str(root))
+        try:
+            outline_of(told, ReadOptions(allow_pickle=None))
+        except FileFormatError:
+            told.sizes.clear()
+        return told
+
+    def locate(self, where: Where, nbytes: int) -> _Place | None:
+        place = super().locate(where, nbytes)
+        # Descriptions are looked for, too, and are as long as they are.
+        if place is not None and where[-1].endswith(_ARRAY):
+            self.sizes[where] = max(nbytes, self.sizes.get(where, 0))
+        return place
+
+
+def _pack_file(  # noqa: PLR0917 - both sides of a copy
+    out: Writer,
+    name: bytes,
+    walk: _Walk,
+    root: Path,
+    where: Where,
+    method: int,
+    told: int | None,
 ) -> None:
-    array = where[-1].endswith(_ARRAY)
+    array, file = where[-1].endswith(_ARRAY), root.joinpath(*where)
     try:
-        descriptor = os.open(where[-1], READ, dir_fd=walk.enter(where[:-1]))
+        with named_after(file):
+            descriptor = os.open(where[-1], READ, dir_fd=walk.enter(where[:-1]))
     except FileNotFoundError as error:
-        raise _changes(root, where) from error
+        raise _changes(file) from error
     try:
         size = os.fstat(descriptor).st_size
+        size = size if told is None else min(size, told)
         if size > _PIECE or (array and method != STORED):
-            found = _pieces_of(descriptor, size)
+            found = _pieces_of(descriptor, size, file)
             out.stream(name, found, size, method if array else STORED)
             return
-        data = os.pread(descriptor, size, 0)
+        with named_after(file):
+            data = os.pread(descriptor, size, 0)
         if len(data) < size:
-            raise _changes(root, where)
+            raise _changes(file)
         out.store(name, data, align=array)
     finally:
         os.close(descriptor)
 
 
-def _changes(root: Path, where: Where) -> FileFormatError:
-    return FileFormatError(f"{root.joinpath(*where)}: changes while it is read")
+def _changes(file: Path) -> FileFormatError:
+    return FileFormatError(f"{file}: changes while it is read")
 
 
-def _pieces_of(descriptor: int, size: int) -> Iterator[bytes | int]:
+def _pieces_of(descriptor: int, size: int, file: Path) -> Iterator[bytes | int]:
     """Yield the bytes of a file, and the lengths of its holes."""
     at = 0
-    while at < size:
-        data, end = _next_data(descriptor, at, size)
-        if data - at >= _HOLE:
-            yield data - at
-            at = data
-        while at < end:
-            piece = os.pread(descriptor, min(_PIECE, end - at), at)
-            if not piece:
-                return
-            yield piece
-            at += len(piece)
+    with named_after(file):
+        while at < size:
+            data, end = _next_data(descriptor, at, size)
+            if data - at >= _HOLE:
+                yield data - at
+                at = data
+            while at < end:
+                piece = os.pread(descriptor, min(_PIECE, end - at), at)
+                if not piece:
+                    return
+                yield piece
+                at += len(piece)
 
 
 def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
@@ -301,9 +346,14 @@ def _in_order(members: Members) -> list[tuple[Where, Member]]:
     return sorted(found, key=lambda file: place_of(file[0]))
 
 
+def _pieces_in(members: Members, member: Member) -> Iterator[bytes]:
+    with named_after(members.name):
+        yield from pieces(members.descriptor, member, members.name)
+
+
 def _unpack_file(members: Members, member: Member, to: int) -> None:
     hole = False
-    for piece in pieces(members.descriptor, member, members.name):
+    for piece in _pieces_in(members, member):
         hole = len(piece) >= _HOLE and piece == _ZEROS[: len(piece)]
         if hole:
             os.lseek(to, len(piece), os.SEEK_CUR)

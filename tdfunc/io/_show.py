@@ -6,7 +6,7 @@ from reprlib import Repr
 from typing import TYPE_CHECKING, Any
 
 from tdfunc.errors import OptionError, show_path
-from tdfunc.io._files import FORMATS, as_file, detect
+from tdfunc.io._files import FORMATS, as_file, detect, steady
 from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_arrays
 from tdfunc.io._options import ReadOptions
 
@@ -66,11 +66,14 @@ def show(path: FileName, *, depth: int | None = None) -> str:
     if depth is not None and (not isinstance(depth, int) or depth < 1):
         raise OptionError("depth counts levels", expected="at least 1", got=repr(depth))
     file = as_file(path)
-    format = detect(file)
-    with FORMATS[format].module.open_source(
-        file, ReadOptions(allow_pickle=None)
-    ) as source:
-        level = source.outline()
+
+    def read() -> tuple[str, Level]:
+        format = detect(file)
+        module, options = FORMATS[format].module, ReadOptions(allow_pickle=None)
+        with module.open_source(file, options) as source:
+            return format, source.outline()
+
+    format, level = steady(file, read)
     rows = _rows(level, depth)
     widths = [min(_MOST_CHARS, max([len(row[at]) for row in rows])) for at in range(4)]
     arrays = [array for _, array in iter_arrays(level)]

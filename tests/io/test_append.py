@@ -403,6 +403,7 @@ class TestTogether:
         assert children.end(worker) == 0
 
     def test_a_reader_in_another_process(self, tmp_path: Path) -> None:
+        """B92: it sees the length as of its load."""
         plain(50_000).save(tmp_path / "d")
         code = """
             import sys, tdfunc

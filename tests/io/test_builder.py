@@ -694,6 +694,7 @@ class TestTogether:
         assert_equal(builder.finish(), td)
 
     def test_two_processes_write_half_each(self, tmp_path: Path) -> None:
+        """B92."""
         code = """
             import sys, torch, tdfunc
             path, first = sys.argv[1], int(sys.argv[2])
@@ -730,6 +731,7 @@ class TestTogether:
         assert_equal(builder.finish(), plain(6))
 
     def test_a_writer_that_is_killed(self, tmp_path: Path) -> None:
+        """B92: what was noted at the last flush is there."""
         self.killed(tmp_path, 5)
 
     @pytest.mark.slow

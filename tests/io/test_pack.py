@@ -63,6 +63,15 @@ class TestBothWays:
         assert expected == (tmp_path / "y.tdz").read_bytes()
         assert files_of(tmp_path / "d") == files_of(tmp_path / "e")
 
+    def test_members_of_lazy_stacks(self, tmp_path: Path) -> None:
+        """Their descriptions are looked for before they are read."""
+        td = tdfunc.lazy_stack([TensorDict({"a": ramp(2)}), TensorDict({"b": "text"})])
+        directories.save(td, tmp_path / "d")
+
+        tdfunc.pack_memmap(tmp_path / "d", tmp_path / "x.tdz")
+
+        assert_equal(archives.load(tmp_path / "x.tdz"), td)
+
     @pytest.mark.parametrize("compression", COMPRESSIONS)
     def test_compression(self, tmp_path: Path, compression: Any) -> None:
         noise = torch.randint(256, (MIB + 100,), dtype=torch.uint8)
@@ -111,6 +120,26 @@ class TestBothWays:
             assert {n: file.read(n) for n in file.namelist()} == files_of(
                 tmp_path / "d"
             )
+
+    @pytest.mark.parametrize("compression", [None, "deflate"])
+    def test_bytes_behind_tensors(self, tmp_path: Path, compression: Any) -> None:
+        """Appends that were killed leave them, copies made of links, and the peer."""
+        nested = {"y": ramp(6, 2), "t": tdfunc.unbatched(ramp(3))}
+        r = torch.ones(6, dtype=torch.bfloat16)
+        td = TensorDict({"x": ramp(6), "n": nested, "r": r}, 6)
+        td.save(tmp_path / "d")
+        td.save(tmp_path / "plain.tdz", compression=compression)
+        for name in ("x.memmap", "n/y.memmap", "r.memmap"):
+            with (tmp_path / "d" / name).open("ab") as file:
+                file.write(b"behind" * 200_000)
+
+        tdfunc.pack_memmap(tmp_path / "d", tmp_path / "x.tdz", compression=compression)
+
+        assert_equal(tdfunc.load(tmp_path / "x.tdz"), td)
+        expected = (tmp_path / "plain.tdz").read_bytes()
+        assert expected == (tmp_path / "x.tdz").read_bytes()
+        tdfunc.unpack_memmap(tmp_path / "x.tdz", tmp_path / "u")
+        assert_equal(tdfunc.load(tmp_path / "u"), td)
 
     def test_deep_trees(self, tmp_path: Path) -> None:
         """Paths that are longer than the system takes."""

@@ -101,6 +101,7 @@ class TestRoundTrip:
         assert sorted(x[0].item() for x in found.values()) == list(range(7))
 
     def test_views_are_written_as_what_they_show(self, path: FilePath):
+        """B74."""
         whole = ramp(2, 3)
         tree = {
             "A": whole,
