@@ -25,10 +25,10 @@ from tdfunc.errors import (
     show_path,
 )
 from tdfunc.io._atomic import named_after, new_directory
-from tdfunc.io._directory import _Walk, open_source
+from tdfunc.io._directory import open_source
 from tdfunc.io._files import as_file
-from tdfunc.io._filing import files_of
 from tdfunc.io._fitting import fitted
+from tdfunc.io._folder_write import files_of
 from tdfunc.io._layout import (
     Array,
     Jagged,
@@ -41,6 +41,7 @@ from tdfunc.io._layout import (
 from tdfunc.io._map import as_buffer, write_all
 from tdfunc.io._options import ReadOptions
 from tdfunc.io._system import DIRECTORY, NEW, NO_LINK, lock
+from tdfunc.io._walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     import torch
 
     from tdfunc.io._fitting import Fit
+    from tdfunc.io._folder import Where
     from tdfunc.io._layout import Entry
-    from tdfunc.io._naming import Where
     from tdfunc.typing import FileName, Path
 
 __all__ = ["append_memmap"]
@@ -118,7 +119,7 @@ def append_memmap(
         _held(file) as root,
         _in_place(file, root),
         open_source(file, ReadOptions(allow_pickle)) as source,
-        _Walk(root, str(file)) as walk,
+        Walk(root, str(file)) as walk,
     ):
         old = source.outline()
         _check_grows(old, part, str(file))
@@ -131,7 +132,7 @@ def append_memmap(
         growth.write()
         with (
             new_directory(file, overwrite=True, durable=durable, held=root) as new,
-            _Walk(new, str(file)) as there,
+            Walk(new, str(file)) as there,
         ):
             for where, data in files:
                 growth.put(there, where, data)
@@ -188,7 +189,7 @@ class _Growth:
         level: the longer tree.
     """
 
-    def __init__(self, walk: _Walk, old: Level, fit: Fit) -> None:
+    def __init__(self, walk: Walk, old: Level, fit: Fit) -> None:
         self._walk = walk
         # What a longer tensor is made of, by its identity.
         self._parts: dict[int, tuple[Array, Array]] = {}
@@ -249,7 +250,7 @@ class _Growth:
                         os.ftruncate(file, old.nbytes)
             raise
 
-    def put(self, there: _Walk, where: Where, data: bytes | Array) -> None:
+    def put(self, there: Walk, where: Where, data: bytes | Array) -> None:
         """Make a file of the longer tree in its new directory."""
         above, name = there.enter(where[:-1], make=True), where[-1]
         if isinstance(data, bytes):

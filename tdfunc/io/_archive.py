@@ -22,7 +22,9 @@ from tdfunc.errors import (
     OptionError,
 )
 from tdfunc.io._atomic import new_file
-from tdfunc.io._folder import META, Folder, files_of, outline_of
+from tdfunc.io._folder import META, SUFFIX, Folder
+from tdfunc.io._folder_read import outline_of
+from tdfunc.io._folder_write import files_of
 from tdfunc.io._layout import Source
 from tdfunc.io._map import as_buffer, tensors_in
 from tdfunc.io._system import FILE
@@ -48,13 +50,12 @@ __all__ = [
     "write",
 ]
 
-_ARRAY = ".memmap"
 
 # What describes a tree may inflate to this much, and this many times the archive.
 _PLAIN, _RATIO = 16 << 20, 32
 
 _PIECE = 1 << 20
-_LONGEST_NAME = 0xFFFF
+_LONGEST_NAME = 0xFFFF  # bytes of a name in a zip file
 
 
 def write(level: Level, path: Path, options: WriteOptions) -> None:
@@ -214,7 +215,7 @@ class Members(Folder):
             [
                 member.size
                 for member in self.members.values()
-                if member.method != STORED and not member.name.endswith(_ARRAY)
+                if member.method != STORED and not member.name.endswith(SUFFIX)
             ]
         )
         limit = _PLAIN + _RATIO * os.fstat(self.descriptor).st_size

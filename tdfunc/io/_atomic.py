@@ -25,8 +25,8 @@ from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from tdfunc.errors import MissingFileError, TargetExistsError
-from tdfunc.io._naming import BUILDING, META
-from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ, lock, unlock
+from tdfunc.io._folder import BUILDING, META
+from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ, identity_of, lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -164,7 +164,7 @@ def new_directory(
         try:
             yield descriptor
             if durable:
-                _sync_tree(descriptor)
+                sync_tree(descriptor)
             if atomic:
                 if old is not None:
                     os.fchmod(descriptor, old)
@@ -231,7 +231,7 @@ def _upwards(top: int) -> Iterator[tuple[int, list[str], list[str]]]:
             above = os.open("..", BELOW, dir_fd=here)
             os.close(here)
             here = above
-            if _identity(os.fstat(here)) != pending[-1].identity:
+            if identity_of(os.fstat(here)) != pending[-1].identity:
                 raise OSError(errno.ESTALE, "a directory was moved by somebody else")
     finally:
         os.close(here)
@@ -250,11 +250,7 @@ class _Level:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 (self.below if is_directory else self.files).append(entry.name)
         self.left = list(self.below)
-        self.identity = _identity(os.fstat(descriptor))
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+        self.identity = identity_of(os.fstat(descriptor))
 
 
 def _made(parent: int, target: str, *, directory: bool) -> tuple[str, int]:
@@ -331,7 +327,9 @@ def _close(descriptor: int) -> None:
 def _is_at(parent: int, name: str, descriptor: int) -> bool:
     """Return whether an open file or directory is what has this name."""
     status = _status(parent, name)
-    return status is not None and _identity(status) == _identity(os.fstat(descriptor))
+    return status is not None and identity_of(status) == identity_of(
+        os.fstat(descriptor)
+    )
 
 
 def _check_is(parent: int, name: str, descriptor: int) -> None:
@@ -601,7 +599,7 @@ def _renamed(parent: int, old: str, new: str, how: int) -> bool:
     raise OSError(number, os.strerror(number), old, None, new)
 
 
-def _sync_tree(directory: int) -> None:
+def sync_tree(directory: int) -> None:
     """Have all files and directories below on the disk, and the directory itself."""
     for here, files, _ in _upwards(directory):
         for file in files:

@@ -51,14 +51,13 @@ from tdfunc.errors import (
     TargetExistsError,
     show_path,
 )
-from tdfunc.io._atomic import _sync_tree, named_after, new_directory, remove_tree
-from tdfunc.io._directory import _Walk
+from tdfunc.io._atomic import named_after, new_directory, remove_tree, sync_tree
 from tdfunc.io._files import as_file, reopened
-from tdfunc.io._filing import files_of
 from tdfunc.io._fitting import fitted, kind_of
+from tdfunc.io._folder import BUILDING, META, MOST_META, Where
+from tdfunc.io._folder_write import files_of
 from tdfunc.io._layout import Array, Level, Rows, Static, iter_levels, levels_of
 from tdfunc.io._map import as_buffer
-from tdfunc.io._naming import BUILDING, META, MOST_META, Where
 from tdfunc.io._spans import (
     Spans,
     as_ranges,
@@ -71,6 +70,7 @@ from tdfunc.io._spans import (
 )
 from tdfunc.io._system import BELOW, DIRECTORY, NEW, NO_LINK, READ, lock, unlock
 from tdfunc.io._values import dumps, from_json, loads, to_json
+from tdfunc.io._walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -208,7 +208,7 @@ class Builder:
         weakref.finalize(self, self._stack.close).atexit = False
         self._stack.callback(os.close, root)
         self._root = root
-        self._walk = self._stack.enter_context(_Walk(root, str(path)))
+        self._walk = self._stack.enter_context(Walk(root, str(path)))
         self._files = _Files(self._walk)
         self._stack.callback(self._files.close)
         self._record = os.open(BUILDING, BELOW, dir_fd=root)
@@ -421,7 +421,7 @@ class Builder:
             _put(self._walk.enter(where[:-1], make=True), where[-1], data)
         _put(self._record, META, last)
         if self._durable:
-            _sync_tree(self._root)
+            sync_tree(self._root)
         os.rename(META, META, src_dir_fd=self._record, dst_dir_fd=self._root)
         if self._durable:
             os.fsync(self._root)
@@ -692,7 +692,7 @@ def _create(plan: _Plan, file: FilePath, *, overwrite: bool, durable: bool) -> N
     _clear_unfinished(file, overwrite=overwrite)
     with (
         new_directory(file, overwrite=overwrite, durable=durable) as root,
-        _Walk(root, str(file)) as walk,
+        Walk(root, str(file)) as walk,
     ):
         for where, array in plan.files:
             above = walk.enter(where[:-1], make=True)
@@ -880,7 +880,7 @@ def _done(events: list[dict[str, Any]]) -> Spans:
 class _Files:
     """Open files of tensors, the last that were used."""
 
-    def __init__(self, walk: _Walk) -> None:
+    def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._open: OrderedDict[Where, int] = OrderedDict()
         self._dirty: set[Where] = set()

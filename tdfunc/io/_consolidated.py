@@ -20,8 +20,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import torch
-
 from tdfunc.io._atomic import new_file
 from tdfunc.io._layout import Array, Jagged, Level, Rows, Static
 from tdfunc.io._map import as_buffer, write_all
@@ -38,11 +36,13 @@ from tdfunc.io._record import (
     outline_of,
     record_of,
 )
-from tdfunc.io._values import dtype_name, dtype_of, dumps, is_plain, loads
+from tdfunc.io._values import PEER_DTYPES, dtype_name, dtype_of, dumps, is_plain, loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path as FilePath
+
+    import torch
 
     from tdfunc.io._layout import Source
     from tdfunc.io._options import ReadOptions, WriteOptions
@@ -73,15 +73,6 @@ _MOST_JSON = 1 << 30
 
 # A value for all of some rows stands in a file once, however many there are.
 _MOST_ROWS = 10_000_000
-
-_PEER_DTYPES = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16),
-        *(torch.float16, torch.float32, torch.float64),
-        *(torch.complex32, torch.complex64, torch.complex128),
-    }
-)
 
 
 def write(level: Level, path: FilePath, options: WriteOptions) -> None:
@@ -153,7 +144,7 @@ def _peer_node(level: Level, leaves: dict[int, list[Any]]) -> dict[str, Any]:
             }
         for key, entry in here.entries.items():
             if isinstance(entry, Array):
-                shown = entry.dtype in _PEER_DTYPES and not entry.unbatched
+                shown = entry.dtype in PEER_DTYPES and not entry.unbatched
                 if shown and key[:4] != _JAGGED and _is_text(key):
                     node["leaves"][key] = leaves[id(entry)]
             elif isinstance(entry, Level):
@@ -213,7 +204,7 @@ def _add_peer_entry(
     elif _JAGGED not in key:
         held = [(_VALUES, entry.values)]
         held += [(_LENGTHS, entry.lengths)] if entry.lengths is not None else []
-        if all([part.dtype in _PEER_DTYPES for _, part in held]):
+        if all([part.dtype in PEER_DTYPES for _, part in held]):
             into = node["leaves"]
             for name, part in held:
                 into[name + key] = leaves[id(part)]

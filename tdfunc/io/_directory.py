@@ -11,16 +11,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tdfunc.errors import FileFormatError, FormatLimitError, MissingFileError
 from tdfunc.io import _map
 from tdfunc.io._atomic import new_directory, remove_tree
-from tdfunc.io._folder import META, Folder, Where, files_of, outline_of
+from tdfunc.io._folder import BUILDING, META, Folder, Where
+from tdfunc.io._folder_read import outline_of
+from tdfunc.io._folder_write import files_of
 from tdfunc.io._layout import Array, Level, Source
-from tdfunc.io._naming import BUILDING
-from tdfunc.io._system import BELOW, DIRECTORY, NEW, READ
+from tdfunc.io._system import DIRECTORY, NEW, READ, identity_of
+from tdfunc.io._walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from tdfunc.io._options import ReadOptions, WriteOptions
 
-__all__ = ["open_source", "recognises", "write"]
+__all__ = ["Files", "Place", "open_source", "recognises", "write"]
 
 _COMPARED = 1 << 20  # bytes at once
 
@@ -52,7 +54,7 @@ def write(level: Level, path: Path, options: WriteOptions) -> None:
             durable=options.durable,
             atomic=options.atomic,
         ) as root,
-        _Walk(root, str(path)) as walk,
+        Walk(root, str(path)) as walk,
     ):
         options.ready()
         if not options.atomic:
@@ -107,7 +109,7 @@ def _write(directory: int, name: str, buffers: list[memoryview | bytes]) -> None
         os.close(file)
 
 
-def _link(walk: _Walk, known: Where, where: Where) -> bool:
+def _link(walk: Walk, known: Where, where: Where) -> bool:
     """Give a file a second name; return whether the file system has that."""
     source = os.dup(walk.enter(known[:-1]))
     try:
@@ -142,94 +144,7 @@ def _is_unfinished(root: int) -> bool:
     return BUILDING in names and META not in names
 
 
-class _Walk:
-    """Directories below an open one, each opened from where the last one was.
-
-    Args:
-        root: a descriptor, which stays open.
-        name: the root, for error messages.
-    """
-
-    def __init__(self, root: int, name: str) -> None:
-        self._root = root
-        self._name = name
-        self._here = root
-        self._where: Where = ()
-        self._ids: list[tuple[int, int]] = []  # of the directories down to here
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._go(self._root)
-        self._where, self._ids = (), []
-
-    def _go(self, descriptor: int) -> None:
-        if self._here != self._root:
-            os.close(self._here)
-        self._here = descriptor
-
-    def enter(self, where: Where, *, make: bool = False) -> int:
-        """Return a descriptor of a directory; the next call may close it.
-
-        Args:
-            where: the directory.
-            make: make directories that are not there.
-
-        Raises:
-            FileNotFoundError: there is none.
-            FileFormatError: a part of it is no directory, or a symbolic link.
-        """
-        if where == self._where:
-            return self._here
-        common = min(len(where), len(self._where))
-        while where[:common] != self._where[:common]:
-            common -= 1
-        self._climb(common)
-        for name in where[common:]:
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=self._here)
-            self._descend(name)
-        return self._here
-
-    def _climb(self, depth: int) -> None:
-        """Go up to one of the directories above."""
-        up = len(self._where) - depth
-        if up <= depth:
-            for _ in range(up):
-                self._go(os.open("..", BELOW, dir_fd=self._here))
-                self._where, self._ids = self._where[:-1], self._ids[:-1]
-            if depth and up and _id(os.fstat(self._here)) != self._ids[-1]:
-                raise FileFormatError(f"{self._name}: a directory in it was moved")
-            return
-        where = self._where[:depth]
-        self._go(self._root)
-        self._where, self._ids = (), []
-        for name in where:
-            self._descend(name)
-
-    def _descend(self, name: str) -> None:
-        try:
-            below = os.open(name, BELOW, dir_fd=self._here)
-        except OSError as error:
-            if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-                shown = "/".join((self._name, *self._where, name))
-                raise FileFormatError(
-                    f"{shown}: this is no directory",
-                    expected="a directory; symbolic links are not followed",
-                ) from error
-            raise
-        self._go(below)
-        self._where = (*self._where, name)
-        self._ids.append(_id(os.fstat(below)))
-
-
-def _id(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A file: its directory, its name, and which one it was when it was found."""
 
     where: Where
@@ -237,10 +152,10 @@ class _Place(NamedTuple):
     id: tuple[int, int]
 
 
-class _Files(Folder):
+class Files(Folder):
     """The files of a directory."""
 
-    def __init__(self, walk: _Walk, name: str) -> None:
+    def __init__(self, walk: Walk, name: str) -> None:
         self.name = name
         self._walk = walk
 
@@ -265,7 +180,7 @@ class _Files(Folder):
             raise FileFormatError(f"{self.at(where)}: this file grows while it is read")
         return raw
 
-    def locate(self, where: Where, nbytes: int) -> _Place | None:
+    def locate(self, where: Where, nbytes: int) -> Place | None:
         above, name = where[:-1], where[-1]
         try:
             directory = self._walk.enter(above)
@@ -277,7 +192,7 @@ class _Files(Folder):
         if not stat.S_ISREG(found.st_mode):
             raise self.no_file(where)
         self.check_size(where, found.st_size, nbytes)
-        return _Place(above, name, _id(found))
+        return Place(above, name, identity_of(found))
 
     def same(self, places: Sequence[Any]) -> bool:
         if len({place and place.id for place in places}) == 1:
@@ -285,7 +200,7 @@ class _Files(Folder):
         first = places[0]
         return all([self._alike(first, place) for place in places[1:]])
 
-    def _alike(self, one: _Place, other: _Place) -> bool:
+    def _alike(self, one: Place, other: Place) -> bool:
         """Return whether two files have the same bytes; copies are not hard links."""
         with ExitStack() as stack:
             a = self.found(one)
@@ -312,7 +227,7 @@ class _Files(Folder):
             raise self.no_file((*above, name))
         return file
 
-    def found(self, place: _Place) -> int:
+    def found(self, place: Place) -> int:
         """Open a file that was there before.
 
         Raises:
@@ -323,14 +238,14 @@ class _Files(Folder):
             raise self.gone(place)
         return file
 
-    def above(self, place: _Place) -> int:
+    def above(self, place: Place) -> int:
         """Return the directory of a file that was there before, as `found`."""
         try:
             return self._walk.enter(place.where)
         except FileNotFoundError as error:
             raise self.gone(place) from error
 
-    def gone(self, place: _Place) -> FileFormatError:
+    def gone(self, place: Place) -> FileFormatError:
         """Return the error for a file that was there before."""
         return FileFormatError(
             f"{self.at((*place.where, place.name))}: this file is gone",
@@ -372,8 +287,8 @@ class _Directory(Source):
             raise MissingFileError(f"{path}: there is no such directory") from error
         except NotADirectoryError as error:
             raise FileFormatError(f"{path}: this is no directory") from error
-        self._walk = _Walk(self._root, self.name)
-        self._files = _Files(self._walk, self.name)
+        self._walk = Walk(self._root, self.name)
+        self._files = Files(self._walk, self.name)
 
     def outline(self) -> Level:
         try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path as FilePath
 from reprlib import repr as shorter
-from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
@@ -40,9 +39,11 @@ from tdfunc.io._layout import (
     tree_of,
 )
 from tdfunc.io._options import ReadOptions, WriteOptions
+from tdfunc.io._pending import PENDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from concurrent.futures import Future
     from typing import Unpack
 
     from tdfunc.io._layout import Array, Source
@@ -233,7 +234,7 @@ def save_async(
     if copy:
         for _, array in iter_arrays(level):
             array.tensor = cast("torch.Tensor", array.tensor).to("cpu", copy=True)
-    return _PENDING.start(job, level)
+    return PENDING.start(job.path, partial(job.run, level), in_place=job.in_place)
 
 
 def save_safetensors(td: Node, path: FileName, **options: Unpack[SaveOptions]) -> None:
@@ -500,81 +501,6 @@ class _Job:
                 bar.start(level)
                 options["progress"] = bar.add
             FORMATS[self.format].module.write(level, self.path, WriteOptions(**options))
-
-
-class _Pending:
-    """Saves in threads; to one path one after the other."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew, as a process does that was forked: it has none of the threads."""
-        self.lock = Lock()
-        # The last one of each path, and whether it or one that it waits for writes
-        # into a directory that others look into.
-        self.last: dict[str, tuple[Future[None], bool]] = {}
-
-    def start(self, job: _Job, level: Level) -> Future[None]:
-        """Start one, and return when it only has to be written.
-
-        Raises:
-            Exception: what was found before the first byte was written.
-        """
-        future = Future[None]()
-        future.set_running_or_notify_cancel()
-        checked = Event()
-        place = os.path.realpath(job.path)
-        with self.lock:
-            before, in_place = self.last.get(place, (None, False))
-            in_place = in_place or job.in_place
-            self.last[place] = future, in_place
-
-        def ready() -> None:
-            checked.set()
-            if before is not None:
-                wait([before])
-
-        def work() -> None:
-            try:
-                if before is not None and in_place:
-                    # Half of a tree is nothing to be checked.
-                    wait([before])
-                job.run(level, ready)
-            except BaseException as error:  # noqa: BLE001 - handed to who waits for it
-                self._end(place, future, error)
-            else:
-                self._end(place, future, None)
-            finally:
-                checked.set()
-
-        # No daemon: the interpreter waits for it.
-        thread = Thread(target=work, name=f"tdfunc saves {place}", daemon=False)
-        try:
-            thread.start()
-        except RuntimeError as error:  # the system gives no more, or it is the end
-            self._end(place, future, error)
-            raise
-        checked.wait()
-        if future.done():
-            future.result()
-        return future
-
-    def _end(
-        self, place: str, future: Future[None], error: BaseException | None
-    ) -> None:
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-        with self.lock:
-            if self.last.get(place, (None,))[0] is future:
-                del self.last[place]
-
-
-_PENDING = _Pending()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_PENDING.forget)
 
 
 def as_file(path: Any) -> FilePath:

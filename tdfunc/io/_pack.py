@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from tdfunc.errors import FileFormatError, MissingFileError, PickleRefusedError
 from tdfunc.io._archive import Members, member_names, method_of, opened, place_of
 from tdfunc.io._atomic import TEMPORARY, named_after, new_directory, new_file
-from tdfunc.io._directory import _Files, _Place, _Walk
+from tdfunc.io._directory import Files, Place
 from tdfunc.io._files import as_file
-from tdfunc.io._folder import META, outline_of
+from tdfunc.io._folder import BUILDING, META, MOST_NAME, SUFFIX
+from tdfunc.io._folder_read import outline_of
 from tdfunc.io._map import write_all
-from tdfunc.io._naming import BUILDING
 from tdfunc.io._options import ReadOptions
 from tdfunc.io._system import DIRECTORY, NEW, READ
+from tdfunc.io._walk import Walk
 from tdfunc.io._zip import STORED, Writer, is_plain, pieces
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["pack_memmap", "unpack_memmap"]
 
-_ARRAY = ".memmap"
 
 _PIECE = 1 << 20
 # Holes and runs of zeros shorter than this are written.
@@ -42,7 +42,6 @@ _HOLE = 64 << 10
 _ZEROS = bytes(_PIECE)
 # What a file of unknown size may inflate to, for each byte.
 _RATIO = 1032
-_LONGEST_NAME = 255
 
 
 def pack_memmap(
@@ -153,7 +152,7 @@ def unpack_memmap(
             _check_unpacked(members)
         with (
             new_directory(target, overwrite=overwrite, durable=durable) as to,
-            _Walk(to, str(target)) as walk,
+            Walk(to, str(target)) as walk,
         ):
             for where, member in _in_order(members):
                 here = walk.enter(where[:-1], make=True)
@@ -167,19 +166,19 @@ def unpack_memmap(
 
 
 @contextmanager
-def _opened_directory(directory: Path) -> Generator[_Walk]:
+def _opened_directory(directory: Path) -> Generator[Walk]:
     try:
         root = os.open(directory, DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"there is no directory {str(directory)!r}") from error
     try:
-        with _Walk(root, str(directory)) as walk:
+        with Walk(root, str(directory)) as walk:
             yield walk
     finally:
         os.close(root)
 
 
-def _files_below(walk: _Walk, root: Path) -> list[Where]:
+def _files_below(walk: Walk, root: Path) -> list[Where]:
     """Return all files of a tree of directories, in the order of an archive."""
     found: list[Where] = []
     pending: list[Where] = [()]
@@ -206,19 +205,19 @@ def _files_below(walk: _Walk, root: Path) -> list[Where]:
     return sorted(found, key=place_of)
 
 
-class _Told(_Files):
+class _Told(Files):
     """What a directory says of the files of its tensors.
 
     Attributes:
         sizes: how many bytes of each belong to a tensor, by where it is.
     """
 
-    def __init__(self, walk: _Walk, name: str) -> None:
+    def __init__(self, walk: Walk, name: str) -> None:
         super().__init__(walk, name)
         self.sizes: dict[Where, int] = {}
 
     @classmethod
-    def of(cls, walk: _Walk, root: Path) -> _Told:
+    def of(cls, walk: Walk, root: Path) -> _Told:
         """Look at all; of what is no tree nothing is told."""
         told = cls(walk, str(root))
         try:
@@ -227,10 +226,10 @@ class _Told(_Files):
             told.sizes.clear()
         return told
 
-    def locate(self, where: Where, nbytes: int) -> _Place | None:
+    def locate(self, where: Where, nbytes: int) -> Place | None:
         place = super().locate(where, nbytes)
         # Descriptions are looked for, too, and are as long as they are.
-        if place is not None and where[-1].endswith(_ARRAY):
+        if place is not None and where[-1].endswith(SUFFIX):
             self.sizes[where] = max(nbytes, self.sizes.get(where, 0))
         return place
 
@@ -238,13 +237,13 @@ class _Told(_Files):
 def _pack_file(  # noqa: PLR0917 - both sides of a copy
     out: Writer,
     name: bytes,
-    walk: _Walk,
+    walk: Walk,
     root: Path,
     where: Where,
     method: int,
     told: int | None,
 ) -> None:
-    array, file = where[-1].endswith(_ARRAY), root.joinpath(*where)
+    array, file = where[-1].endswith(SUFFIX), root.joinpath(*where)
     try:
         with named_after(file):
             descriptor = os.open(where[-1], READ, dir_fd=walk.enter(where[:-1]))
@@ -307,7 +306,7 @@ def _check_unpacked(members: Members) -> None:
         raise FileFormatError(f"{name}: there is no {META!r} in it: no saved tree")
     passed: set[str] = set()
     for member in files:
-        if max(map(len, member.encode().split(b"/"))) > _LONGEST_NAME:
+        if max(map(len, member.encode().split(b"/"))) > MOST_NAME:
             raise FileFormatError(f"{name}: {member!r}: longer than a name may be")
         above = member.rpartition("/")[0]
         while above and above not in passed:
@@ -324,7 +323,7 @@ def _check_sizes(members: Members) -> None:
     inflated = {
         name: member
         for name, member in members.members.items()
-        if member.method != STORED and name.endswith(_ARRAY)
+        if member.method != STORED and name.endswith(SUFFIX)
     }
     if not inflated:
         return

@@ -22,6 +22,7 @@ __all__ = [
     "NEW",
     "NO_LINK",
     "READ",
+    "identity_of",
     "lock",
     "unlock",
 ]
@@ -45,6 +46,11 @@ DIRECTORY: Final = _flags("O_RDONLY", "O_CLOEXEC", "O_DIRECTORY")
 READ: Final = FILE | NO_LINK
 BELOW: Final = DIRECTORY | NO_LINK
 NEW: Final = _flags("O_WRONLY", "O_CREAT", "O_EXCL") | NO_LINK
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file or directory from all others that are there."""
+    return status.st_dev, status.st_ino
 
 
 def lock(descriptor: int, *, wait: bool = False) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tdfunc.typing import Path
 
 __all__ = [
+    "PEER_DTYPES",
     "PICKLED",
     "dtype_name",
     "dtype_of",
@@ -64,6 +65,17 @@ _DTYPES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
 }
+
+
+PEER_DTYPES: Final = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16),
+        *(torch.float16, torch.float32, torch.float64),
+        *(torch.complex32, torch.complex64, torch.complex128),
+    }
+)
+"""The dtypes that the peer finds by their names."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -433,7 +433,7 @@ class TestRemoveTree:
         def remove() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
             parent = os.open(tmp_path, os.O_RDONLY)
-            _atomic._sync_tree(parent)
+            _atomic.sync_tree(parent)
             remove_tree(parent, "x")
             remove_tree(parent, "x")
 

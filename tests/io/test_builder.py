@@ -37,7 +37,7 @@ from tdfunc.errors import (
     TreeIndexError,
 )
 from tdfunc.io import Builder
-from tdfunc.io._naming import BUILDING
+from tdfunc.io._folder import BUILDING
 from tdfunc.io._spans import joined, minus, overlap
 from tdfunc.testing import assert_equal
 from tests.io import children

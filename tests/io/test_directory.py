@@ -656,7 +656,7 @@ class TestBroken:
     def test_a_json_that_is_too_large(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("_filing", "_described"):
+        for module in ("_folder_write", "_folder_meta"):
             monkeypatch.setattr(f"tdfunc.io.{module}.MOST_META", 500)
         with pytest.raises(FormatLimitError, match="over 500"):
             save(TensorDict({"s": "x" * 500}), tmp_path / "d")
@@ -781,14 +781,14 @@ def test_copies_of_one_tensor_leave_no_descriptor_when_one_is_gone(
     raw = one.read_bytes()
     one.unlink()
     one.write_bytes(raw)  # a copy, and no hard link
-    found = _directory._Files.found
+    found = _directory.Files.found
 
     def gone(self: Any, place: Any) -> int:
         if place.name == "b.memmap":
             raise self.gone(place)
         return found(self, place)
 
-    monkeypatch.setattr(_directory._Files, "found", gone)
+    monkeypatch.setattr(_directory.Files, "found", gone)
     before = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(FileFormatError, match="is gone"):
         load(tmp_path / "x")

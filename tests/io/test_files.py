@@ -844,7 +844,7 @@ def test_errors_of_writing_come_out_of_the_future(
 
     with pytest.raises(OSError, match="No space"):
         future.result(10)
-    assert {} == _files._PENDING.last
+    assert {} == _files.PENDING.last
 
 
 def test_saves_to_one_path_keep_their_order(
@@ -864,7 +864,7 @@ def test_saves_to_one_path_keep_their_order(
         future.result(10)
     assert tdfunc.load(path)["x"] == 5
     assert [path] == [*tmp_path.iterdir()]
-    assert {} == _files._PENDING.last
+    assert {} == _files.PENDING.last
 
 
 def held(monkeypatch: pytest.MonkeyPatch, format: Any) -> threading.Event:
@@ -909,7 +909,7 @@ def test_saves_in_place_keep_their_order(
         future.result(30)
     assert tdfunc.load(path)["at"] == 2
     assert [path] == [*tmp_path.iterdir()]
-    assert {} == _files._PENDING.last
+    assert {} == _files.PENDING.last
 
 
 def test_a_thread_that_can_not_start_holds_up_no_other(
@@ -923,7 +923,7 @@ def test_a_thread_that_can_not_start_holds_up_no_other(
         with pytest.raises(RuntimeError, match="new thread"):
             tree().save_async(tmp_path / "x")
 
-    assert {} == _files._PENDING.last
+    assert {} == _files.PENDING.last
     tree().save_async(tmp_path / "x").result(10)
     assert_equal(tdfunc.load(tmp_path / "x"), tree())
 

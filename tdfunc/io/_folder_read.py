@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from tdfunc.io._described import Described, class_names
-from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels
-from tdfunc.io._naming import (
+from tdfunc.io._folder import (
     META,
     MOST_DIMS,
     PARTS,
@@ -17,13 +15,15 @@ from tdfunc.io._naming import (
     hidden_name,
     is_name,
 )
+from tdfunc.io._folder_meta import Described, class_names
+from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels
 from tdfunc.io._values import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tdfunc.io._folder import Folder, Where
     from tdfunc.io._layout import Entry
-    from tdfunc.io._naming import Folder, Where
     from tdfunc.io._options import ReadOptions
     from tdfunc.typing import Path
 

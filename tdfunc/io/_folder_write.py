@@ -8,8 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tdfunc.errors import FormatLimitError, PickleRefusedError, show_path
-from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels
-from tdfunc.io._naming import (
+from tdfunc.io._folder import (
     META,
     MOST_META,
     OURS,
@@ -20,26 +19,17 @@ from tdfunc.io._naming import (
     hidden_name,
     is_name,
 )
-from tdfunc.io._values import dtype_name, dumps, is_plain, to_json
+from tdfunc.io._layout import Array, Jagged, Level, Rows, Static, iter_levels
+from tdfunc.io._values import PEER_DTYPES, dtype_name, dumps, is_plain, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tdfunc.io._folder import Where
     from tdfunc.io._layout import Entry
-    from tdfunc.io._naming import Where
     from tdfunc.typing import Path
 
 __all__ = ["files_of"]
-
-_PEER_DTYPES = frozenset(
-    "torch." + name
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64"),
-        *("int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "bfloat16"),
-        *("complex32", "complex64", "complex128"),
-    )
-)
 
 # Keys under which the peer has something else. An entry called `_class` is the peer's
 # as well, which then goes by `_type`.
@@ -206,7 +196,7 @@ class _Writer:
         """Return the name of an entry's files, None if the peer must not see it."""
         name = whole = encoded(key)
         if isinstance(entry, Array):
-            if entry.unbatched or dtype_name(entry.dtype) not in _PEER_DTYPES:
+            if entry.unbatched or entry.dtype not in PEER_DTYPES:
                 return None
             whole = name + SUFFIX
         elif isinstance(entry, Jagged) or id(entry) in self._secret:

@@ -8,14 +8,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from tdfunc.errors import FileFormatError
+from tdfunc.io._folder import META, MOST_DIMS, MOST_META, OURS, VERSION
 from tdfunc.io._layout import Level, Rows, Static
-from tdfunc.io._naming import META, MOST_DIMS, MOST_META, OURS, VERSION
 from tdfunc.io._values import PICKLED, dumps, from_json, loads, unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tdfunc.io._naming import Folder, Where
+    from tdfunc.io._folder import Folder, Where
     from tdfunc.io._options import ReadOptions
     from tdfunc.typing import Path
 
