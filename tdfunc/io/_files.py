@@ -267,6 +267,7 @@ def memmap(td: NodeT, path: FileName, **options: Unpack[SaveOptions]) -> NodeT:
         options: those of `save`; see `tdfunc.typing.SaveOptions`.
 
     Raises:
+        OptionError: `path` ends with what stands for another format.
         TdfuncError: what `save` raises.
 
     Examples:
@@ -279,9 +280,18 @@ def memmap(td: NodeT, path: FileName, **options: Unpack[SaveOptions]) -> NodeT:
         tensor([0, 1, 2])
     """
     name = _format_of(as_file(path))
-    name = "archive" if name == "archive" else "memmap"
+    if name not in _MAPPED:
+        raise OptionError(
+            "a name like this stands for another format",
+            expected="a directory, or an archive that ends with '.tdz'",
+            got=f"{str(path)!r}, for {name}",
+            fix=f"td.save(path), then load(path): a file of {name} is mapped too",
+        )
     save(td, path, format=name, **options)
     return reopened(td, as_file(path), name, options.get("allow_pickle", False))
+
+
+_MAPPED = ("memmap", "archive")
 
 
 def reopened(td: Any, file: FilePath, name: str, pickles: bool = False) -> Any:  # noqa: FBT001, FBT002
@@ -405,7 +415,7 @@ def load_memmap(
     Raises:
         TdfuncError: what `load` raises.
     """
-    return _load(path, ("memmap", "archive"), None, cls=cls, **options)
+    return _load(path, _MAPPED, None, cls=cls, **options)
 
 
 def from_consolidated(

@@ -758,7 +758,14 @@ def test_functions_of_one_format(tmp_path: Path) -> None:
 # memmap
 
 
-@pytest.mark.parametrize("name", ["mapped", "mapped.tdz", "mapped.safetensors"])
+def test_memmap_refuses_the_name_of_another_format(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"\.tdz.*safetensors.*td\.save"):
+        TensorDict({"x": ramp(2)}).memmap(tmp_path / "x.safetensors")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["mapped", "mapped.tdz"])
 def test_memmap_returns_the_tree_mapped(name: str, tmp_path: Path) -> None:
     hooked: list[int] = []
 
