@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+import tempfile
+from typing import TYPE_CHECKING, Any, get_args
 
 import hypothesis.strategies as st
 import optree
@@ -22,6 +23,7 @@ from property_tests.test_purity import OPERATIONS, OTHERS
 from tdfunc import TensorClass, TensorDict
 from tdfunc._tensordict import Tree
 from tdfunc.testing import assert_equal, assert_pure, assert_valid, batch_sizes, tensors
+from tdfunc.typing import FileFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,6 +190,20 @@ def test_round_trips(obj: Outer) -> None:
     for again in copies:
         assert classes(again) == classes(obj)
         assert_equal(again, obj, equal_nan=True)
+
+
+@pytest.mark.parametrize("format", get_args(FileFormat))
+@given(obj=records())
+def test_files_of_every_format_give_a_record_back(format: Any, obj: Outer) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        obj.save(f"{folder}/file", format=format)
+        again = Outer.load(f"{folder}/file")
+        plain = tdfunc.load(f"{folder}/file")
+
+    assert classes(again) == classes(obj)
+    assert_equal(again, obj, equal_nan=True)
+    assert type(plain) is TensorDict
+    assert_equal(plain, obj.to_tensordict(), equal_nan=True)
 
 
 @given(records())
