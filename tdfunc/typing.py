@@ -115,6 +115,7 @@ class LoadOptions(TypedDict, total=False):
         allow_pickle: read statics that were pickled. Only for files that you trust:
             pickle runs what it is told to.
         verify: compare the bytes with the checksums of the file.
+        mode: only ``"r"``: nothing that was loaded writes to a file.
         progress: show a bar (needs the extra ``progress``).
     """
 
@@ -123,6 +124,7 @@ class LoadOptions(TypedDict, total=False):
     keys: Iterable[Key | Path] | None
     allow_pickle: bool
     verify: bool
+    mode: str
     progress: bool
 
 

@@ -41,7 +41,7 @@ from tdfunc.io._layout import (
 from tdfunc.io._map import as_buffer, write_all
 from tdfunc.io._options import ReadOptions
 from tdfunc.io._system import DIRECTORY, NEW, NO_LINK, lock
-from tdfunc.io._walk import Walk
+from tdfunc.io._walk import Walk, linked
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -275,20 +275,7 @@ class _Growth:
     def _link(self, old: Array, above: int, name: str) -> bool:
         """Give a file a second name; return whether the file system has that."""
         place = old.place
-        source = self._walk.enter(place.where)
-        try:
-            os.link(
-                place.name,
-                name,
-                src_dir_fd=source,
-                dst_dir_fd=above,
-                follow_symlinks=False,
-            )
-        except FileExistsError:
-            raise
-        except OSError:  # too many names, or none at all
-            return False
-        return True
+        return linked(self._walk.enter(place.where), place.name, above, name)
 
     def _chunks(self, old: Array) -> Iterator[bytes]:
         """Yield the bytes of a tensor in its file."""

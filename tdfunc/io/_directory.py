@@ -22,7 +22,7 @@ from tdfunc.io._folder_read import outline_of
 from tdfunc.io._folder_write import files_of
 from tdfunc.io._layout import Array, Level, Source
 from tdfunc.io._system import DIRECTORY, NEW, READ, identity_of
-from tdfunc.io._walk import Walk
+from tdfunc.io._walk import Walk, linked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,21 +113,9 @@ def _link(walk: Walk, known: Where, where: Where) -> bool:
     """Give a file a second name; return whether the file system has that."""
     source = os.dup(walk.enter(known[:-1]))
     try:
-        here = walk.enter(where[:-1])
-        os.link(
-            known[-1],
-            where[-1],
-            src_dir_fd=source,
-            dst_dir_fd=here,
-            follow_symlinks=False,
-        )
-    except FileExistsError:
-        raise
-    except OSError:  # too many names, or none at all
-        return False
+        return linked(source, known[-1], walk.enter(where[:-1]), where[-1])
     finally:
         os.close(source)
-    return True
 
 
 def _clash(path: Path, where: Where) -> FormatLimitError:

@@ -40,6 +40,7 @@ from tdfunc.io._layout import (
 )
 from tdfunc.io._options import ReadOptions, WriteOptions
 from tdfunc.io._pending import PENDING
+from tdfunc.typing import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -53,10 +54,8 @@ if TYPE_CHECKING:
         FileFormat,
         FileName,
         Key,
-        LoadOptions,
         Path,
         RecordClasses,
-        SaveOptions,
     )
 
 __all__ = [
@@ -229,6 +228,7 @@ def save_async(
         ...     TensorDict.load(f"{folder}/x")["x"]
         tensor([1., 1.])
     """
+    _check_known(options, SaveOptions)
     job = _Job(td, path, format, options)
     level = job.level()
     if copy:
@@ -251,6 +251,7 @@ def save_safetensors(td: Node, path: FileName, **options: Unpack[SaveOptions]) -
     Raises:
         TdfuncError: what `save` raises.
     """
+    _check_known(options, SaveOptions)
     save(td, path, format="safetensors", **options)
 
 
@@ -279,6 +280,7 @@ def memmap(td: NodeT, path: FileName, **options: Unpack[SaveOptions]) -> NodeT:
         >>> td["x"]
         tensor([0, 1, 2])
     """
+    _check_known(options, SaveOptions)
     name = _format_of(as_file(path))
     if name not in _MAPPED:
         raise OptionError(
@@ -380,19 +382,13 @@ def load(  # noqa: PLR0913 - the options of a file
         >>> bare["obs", "x"].shape
         torch.Size([3, 2])
     """
-    if mode != "r":
-        raise OptionError(
-            "a tree that was loaded never writes to its file",
-            expected="mode='r': maps are copy-on-write",
-            got=f"mode={mode!r}",
-            fix="td.save(path, overwrite=True) replaces the file",
-        )
     options: LoadOptions = {
         "device": device,
         "subpath": subpath,
         "keys": keys,
         "allow_pickle": allow_pickle,
         "verify": verify,
+        "mode": mode,
         "progress": progress,
     }
     formats = tuple(FORMATS) if format is None else (_checked_format(format),)
@@ -560,6 +556,17 @@ def _shown_option(name: str, value: Any) -> str | None:
     return None if value is None else f"{name}={value!r}"
 
 
+def _check_known(options: Mapping[str, Any], known: type[Any]) -> None:
+    """Raise if there is an option that the typed mapping `known` has not."""
+    for name in options:
+        if name not in known.__annotations__:
+            raise OptionError(
+                f"there is no option {name!r}",
+                expected=nearest(name, known.__annotations__),
+                got=f"{name}={shorter(options[name])}",
+            )
+
+
 def _check_takes(format: str, **given: str | None) -> None:
     """Raise if a format has not an option that is given, with its text.
 
@@ -586,9 +593,18 @@ def _load(
     *,
     keys: Iterable[Key | Path] | None = None,
     cls: RecordClasses | None = None,
+    mode: str = "r",
     **options: Any,
 ) -> Any:
     """Load a tree, whole or in parts."""
+    _check_known(options, LoadOptions)
+    if mode != "r":
+        raise OptionError(
+            "a tree that was loaded never writes to its file",
+            expected="mode='r': maps are copy-on-write",
+            got=f"mode={mode!r}",
+            fix="td.save(path, overwrite=True) replaces the file",
+        )
     file = as_file(path)
     if isinstance(keys, Iterator):
         keys = list(keys)

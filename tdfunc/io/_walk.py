@@ -13,7 +13,22 @@ from tdfunc.io._system import BELOW, identity_of
 if TYPE_CHECKING:
     from tdfunc.io._folder import Where
 
-__all__ = ["Walk"]
+__all__ = ["Walk", "linked"]
+
+
+def linked(source: int, name: str, target: int, new: str) -> bool:
+    """Give a file a second name in a directory; return whether the system does that.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+    """
+    try:
+        os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:  # too many names, or none at all
+        return False
+    return True
 
 
 class Walk:

@@ -755,25 +755,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         start: int = 0,
         stop: int | None = None,
     ) -> Any:
-        if stop is not None or self._draws_last:
-            return super()._run(
-                params,
-                scope,
-                options,
-                buffers,
-                collect=collect,
-                start=start,
-                stop=stop,
-            )
-        after = super()._run(
-            params,
-            scope,
-            options,
-            buffers,
-            collect=collect,
-            start=start,
-            stop=len(self) - 1,
-        )
+        all_of_it = stop is not None or self._draws_last
+        stop = stop if all_of_it else len(self) - 1
+        limits: Any = {"collect": collect, "start": start, "stop": stop}
+        after = super()._run(params, scope, options, buffers, **limits)
+        if all_of_it:
+            return after
         name, last, own = list(self._rows(options["key"]))[-1]
         mode = options["skip_existing"]
         if not self._leaves_out(last, scope.has) and not (

@@ -755,6 +755,37 @@ def test_functions_of_one_format(tmp_path: Path) -> None:
         tdfunc.load_safetensors(tmp_path / "x.cons")
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "meant"),
+    [
+        ("save_async", "overwrit", "overwrite"),
+        ("memmap", "durabel", "durable"),
+        ("save_safetensors", "overwrit", "overwrite"),
+        ("memmap", "format", "one of"),
+        ("load_memmap", "devise", "device"),
+        ("from_consolidated", "devise", "device"),
+        ("load_safetensors", "devise", "device"),
+    ],
+)
+def test_options_that_are_not_there(
+    name: str, option: str, meant: str, tmp_path: Path
+) -> None:
+    td = TensorDict({"x": ramp(2)})
+    saves = "save" in name or name == "memmap"
+    given = (td, tmp_path / "x") if saves else (tmp_path / "x",)
+    with pytest.raises(OptionError, match=f"no option '{option}'.*{meant}"):
+        getattr(tdfunc, name)(*given, **{option: "memmap"})
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_no_way_to_load_writes_through(tmp_path: Path) -> None:
+    TensorDict({"x": ramp(2)}).save(tmp_path / "x")
+
+    assert torch.equal(ramp(2), tdfunc.load_memmap(tmp_path / "x", mode="r")["x"])
+    with pytest.raises(OptionError, match=r"mode='r'.*mode='r\+'"):
+        tdfunc.load_memmap(tmp_path / "x", mode="r+")
+
+
 # memmap
 
 
