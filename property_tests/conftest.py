@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -33,4 +34,6 @@ settings.register_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As in tests/conftest.py: leaves have a few elements, threads would only wait.
+    torch.set_num_threads(1)
     settings.load_profile(config.getoption("--hypothesis-profile") or "dev")

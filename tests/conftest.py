@@ -1,4 +1,4 @@
-"""What holds for all tests, in every process of pytest-xdist."""
+"""What holds for all tests, in every process."""
 
 from __future__ import annotations
 
