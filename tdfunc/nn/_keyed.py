@@ -122,32 +122,6 @@ def _dropped(key: torch.Tensor, x: torch.Tensor, p: float, shape: Any) -> torch.
     return bernoulli(key, 1.0 - p, shape).to(x.device)
 
 
-def _dropout(
-    key: torch.Tensor,
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    inplace: bool = False,  # noqa: FBT001, FBT002
-) -> torch.Tensor:
-    return _scaled(key, input, p, training, inplace, input.shape)
-
-
-def _scaled(
-    key: torch.Tensor,
-    x: torch.Tensor,
-    p: float,
-    training: bool,  # noqa: FBT001
-    inplace: bool,  # noqa: FBT001
-    shape: Any,
-) -> torch.Tensor:
-    _check_rate(p)
-    if not training or p == 0.0:
-        return x
-    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-    out = x * _dropped(key, x, p, shape).to(x.dtype) * scale
-    return x.copy_(out) if inplace else out
-
-
 def _check_rate(p: float) -> None:
     if not 0.0 <= p <= 1.0:
         raise OptionError(
@@ -161,58 +135,59 @@ def _channels(x: torch.Tensor, unbatched: int) -> tuple[int, ...]:
     return (*x.shape[:kept], *(1,) * (x.dim() - kept))
 
 
-def _feature_dropout(unbatched: int) -> Callable[..., torch.Tensor]:
+def _per_element(x: torch.Tensor) -> torch.Size:
+    return x.shape
+
+
+def _per_channel(unbatched: int) -> Callable[[torch.Tensor], tuple[int, ...]]:
+    return lambda x: _channels(x, unbatched)
+
+
+def _dropout_of(
+    dropped: Callable[[torch.Tensor, torch.Tensor, float, Any], torch.Tensor],
+    shape_of: Callable[[torch.Tensor], Any],
+    *,
+    trains: bool,
+) -> Callable[..., torch.Tensor]:
+    """Return the keyed form of one of torch's functions of dropout.
+
+    Args:
+        dropped: what it makes of key, tensor, rate, and the shape of what is drawn.
+        shape_of: the shape of what is drawn for a tensor.
+        trains: whether it drops where nothing is said of training.
+    """
+
     def dropout(
         key: torch.Tensor,
         input: torch.Tensor,
         p: float = 0.5,
-        training: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        training: bool = trains,  # noqa: FBT001 - torch's signature
         inplace: bool = False,  # noqa: FBT001, FBT002
     ) -> torch.Tensor:
-        return _scaled(key, input, p, training, inplace, _channels(input, unbatched))
+        _check_rate(p)
+        if not training or p == 0.0:
+            return input
+        out = dropped(key, input, p, shape_of(input))
+        return input.copy_(out) if inplace else out
 
     return dropout
 
 
-def _alpha_dropout(
-    key: torch.Tensor,
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-    inplace: bool = False,  # noqa: FBT001, FBT002
-) -> torch.Tensor:
-    return _alpha(key, input, p, training, inplace, input.shape)
+def _scaled(key: torch.Tensor, x: torch.Tensor, p: float, shape: Any) -> torch.Tensor:
+    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    return x * _dropped(key, x, p, shape).to(x.dtype) * scale
 
 
-def _feature_alpha_dropout(
-    key: torch.Tensor,
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-    inplace: bool = False,  # noqa: FBT001, FBT002
-) -> torch.Tensor:
-    return _alpha(key, input, p, training, inplace, _channels(input, 0))
-
-
-def _alpha(
-    key: torch.Tensor,
-    x: torch.Tensor,
-    p: float,
-    training: bool,  # noqa: FBT001
-    inplace: bool,  # noqa: FBT001
-    shape: Any,
-) -> torch.Tensor:
+def _alpha(key: torch.Tensor, x: torch.Tensor, p: float, shape: Any) -> torch.Tensor:
     """Dropout that keeps mean 0 and variance 1: dropped values become `_ALPHA`."""
-    _check_rate(p)
-    if not training or p == 0.0:
-        return x
     if p == 1.0:
-        out = x * 0
-    else:
-        kept = _dropped(key, x, p, shape).to(x.dtype)
-        scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
-        out = (x * kept + _ALPHA * (1 - kept)) * scale - scale * _ALPHA * p
-    return x.copy_(out) if inplace else out
+        return x * 0
+    kept = _dropped(key, x, p, shape).to(x.dtype)
+    scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
+    return (x * kept + _ALPHA * (1 - kept)) * scale - scale * _ALPHA * p
+
+
+_dropout = _dropout_of(_scaled, _per_element, trains=True)
 
 
 def _rrelu(
@@ -319,11 +294,11 @@ def _bernoulli(
 _DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
     F.dropout: _dropout,
     torch.dropout: _dropout,
-    F.dropout1d: _feature_dropout(2),
-    F.dropout2d: _feature_dropout(0),
-    F.dropout3d: _feature_dropout(4),
-    F.alpha_dropout: _alpha_dropout,
-    F.feature_alpha_dropout: _feature_alpha_dropout,
+    F.dropout1d: _dropout_of(_scaled, _per_channel(2), trains=True),
+    F.dropout2d: _dropout_of(_scaled, _per_channel(0), trains=True),
+    F.dropout3d: _dropout_of(_scaled, _per_channel(4), trains=True),
+    F.alpha_dropout: _dropout_of(_alpha, _per_element, trains=False),
+    F.feature_alpha_dropout: _dropout_of(_alpha, _per_channel(0), trains=False),
     F.rrelu: _rrelu,
     torch.rand: _shaped(uniform),
     torch.randn: _shaped(normal),
