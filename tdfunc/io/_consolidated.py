@@ -36,7 +36,15 @@ from tdfunc.io._record import (
     outline_of,
     record_of,
 )
-from tdfunc.io._values import PEER_DTYPES, dtype_name, dtype_of, dumps, is_plain, loads
+from tdfunc.io._values import (
+    PEER_DTYPES,
+    dtype_name,
+    dtype_of,
+    dumps,
+    is_plain,
+    is_text,
+    loads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,7 +153,7 @@ def _peer_node(level: Level, leaves: dict[int, list[Any]]) -> dict[str, Any]:
         for key, entry in here.entries.items():
             if isinstance(entry, Array):
                 shown = entry.dtype in PEER_DTYPES and not entry.unbatched
-                if shown and key[:4] != _JAGGED and _is_text(key):
+                if shown and key[:4] != _JAGGED and is_text(key):
                     node["leaves"][key] = leaves[id(entry)]
             elif isinstance(entry, Level):
                 if _is_hidden(key, entry, depth):
@@ -154,7 +162,7 @@ def _peer_node(level: Level, leaves: dict[int, list[Any]]) -> dict[str, Any]:
                 # The members of a stack have the names of the stack.
                 theirs = _names_of(entry) if dim is None else names
                 pending.append((entry, below, theirs, depth + 1))
-            elif _is_text(key):
+            elif is_text(key):
                 _add_peer_entry(node, key, entry, here.batch_size, leaves)
     return top
 
@@ -171,13 +179,9 @@ def _names_of(level: Level) -> list[str | None]:
     return [None] * len(level.batch_size) if level.names is None else [*level.names]
 
 
-def _is_text(key: str) -> bool:
-    return key.isascii() or is_plain(key)
-
-
 def _is_hidden(key: str, level: Level, depth: int) -> bool:
     """Return whether the peer could not load a node, or what is around it."""
-    if depth == MOST_DEPTH or key in _RESERVED or not _is_text(key):
+    if depth == MOST_DEPTH or key in _RESERVED or not is_text(key):
         return True
     # A stack without members is read with this batch size, whatever it was.
     empty = level.stack_dim is not None and not level.entries

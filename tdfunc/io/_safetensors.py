@@ -45,7 +45,7 @@ from tdfunc.io._record import (
     outline_of,
     record_of,
 )
-from tdfunc.io._values import dumps, is_plain, loads
+from tdfunc.io._values import dumps, is_plain, is_text, loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -281,7 +281,7 @@ class _Plan:
                 # Else only the root comes here: an empty node to the peer.
                 continue
             for key, entry in here.entries.items():
-                if not (key.isascii() or is_plain(key)):
+                if not is_text(key):
                     continue
                 if not isinstance(entry, Level):
                     self._entry(entry, key, path, keys)

@@ -41,6 +41,7 @@ __all__ = [
     "dumps",
     "from_json",
     "is_plain",
+    "is_text",
     "loads",
     "to_json",
     "unpickle",
@@ -148,7 +149,7 @@ def is_plain(value: Any) -> bool:
                 return False
             keys = list(here) if kind is dict else []
             parts = [here[key] for key in keys] if kind is dict else here
-            if not all([type(key) is str and _is_text(key) for key in keys]):
+            if not all([type(key) is str and is_text(key) for key in keys]):
                 return False
             pending += [(part, depth + 1) for part in parts]
         elif not (_is_atom(here) or kind is float):
@@ -235,7 +236,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """Return whether JSON gives back the same text: it joins halves of characters."""
     if value.isascii():
         return True
@@ -250,7 +251,7 @@ def _is_atom(value: Any) -> bool:
     """Return whether a value is as it is in JSON, of all parsers."""
     kind = type(value)
     if kind is str:
-        return _is_text(value)
+        return is_text(value)
     if kind is int:
         return -_LONG_INTEGER < value < _LONG_INTEGER
     if kind is float:
@@ -283,7 +284,7 @@ def _encoded(value: Any, path: Path, depth: int, *, allow_pickle: bool) -> Any:
 
 
 def _is_key(key: Any) -> bool:
-    return type(key) is str and _is_text(key)
+    return type(key) is str and is_text(key)
 
 
 def _form_of(value: Any) -> tuple[str, _Form] | None:

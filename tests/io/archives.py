@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
-from tdfunc.io._archive import open_source, write
-from tdfunc.io._layout import iter_arrays, levels_of, tree_of
-from tdfunc.io._options import ReadOptions, WriteOptions
+from tdfunc.io import _archive
+from tests.io import one_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,20 +16,9 @@ if TYPE_CHECKING:
 PLAIN = "<class 'tensordict._td.TensorDict'>"
 
 
-def save(td: Any, path: Path, **options: Any) -> None:
-    write(levels_of(td), path, WriteOptions(**options))
-
-
-def outline(path: Path, **options: Any) -> Any:
-    with open_source(path, ReadOptions(**options)) as source:
-        return source.outline()
-
-
-def load(path: Path, **options: Any) -> Any:
-    with open_source(path, ReadOptions(**options)) as source:
-        level = source.outline()
-        source.read([array for _, array in iter_arrays(level)])
-    return tree_of(level)
+save = partial(one_file.save, _archive)
+outline = partial(one_file.outline, _archive)
+load = partial(one_file.load, _archive)
 
 
 def meta_of(**entries: Any) -> bytes:

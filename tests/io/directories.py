@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-from tdfunc.io._directory import open_source, write
-from tdfunc.io._layout import iter_arrays, levels_of, tree_of
-from tdfunc.io._options import ReadOptions, WriteOptions
+from tdfunc.io import _directory
+from tests.io import one_file
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-def save(td: Any, path: Path, **options: Any) -> None:
-    write(levels_of(td), path, WriteOptions(**options))
-
-
-def outline(path: Path, **options: Any) -> Any:
-    with open_source(path, ReadOptions(**options)) as source:
-        return source.outline()
-
-
-def load(path: Path, **options: Any) -> Any:
-    with open_source(path, ReadOptions(**options)) as source:
-        level = source.outline()
-        source.read([array for _, array in iter_arrays(level)])
-    return tree_of(level)
+save = partial(one_file.save, _directory)
+outline = partial(one_file.outline, _directory)
+load = partial(one_file.load, _directory)

@@ -1,4 +1,4 @@
-"""What the tests of formats of one file share: round trips, and how to read a peer's.
+"""What the tests of formats share: round trips, and how to read a peer's.
 
 What a file should hold is taken from the plain dicts of a case.
 """
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 def save(module: ModuleType, td: Any, path: FilePath, **options: Any) -> None:
     module.write(levels_of(td), path, WriteOptions(**options))
+
+
+def outline(module: ModuleType, path: FilePath, **options: Any) -> Any:
+    with module.open_source(path, ReadOptions(**options)) as source:
+        return source.outline()
 
 
 def load(
